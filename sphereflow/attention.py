@@ -1,0 +1,305 @@
+r"""The model: from a density and the heads' matrices to potentials, mobilities and velocities.
+
+    m_h(x) = int exp(x . A_h y) rho(y) dy         head mobility
+    Phi(x) = sum_h w_h log m_h(x)                 potential of head-averaged softmax attention
+    b(x)   = 1 / sum_h w_h / m_h(x)               effective mobility, the weighted harmonic mean
+    xi(x)  = sum_h w_h (m_h + m_h^T) / 2          first variation of the energy E = 1/2 int xi rho
+
+Velocities (s = +1 ascend, -1 descend):
+
+    attention      v = s grad Phi, or P_x sum_h w_h V_h grad M / M for general value matrices V_h
+    gradient-flow  v = (s / b) grad xi            the gradient flow of E in the metric weighted by b
+    unnormalized   v = s grad xi
+
+`attention` and `gradient-flow` are the same for one head and differ otherwise.
+
+Logarithms and reciprocals of the m_h are taken on the coarsest Gauss grid that resolves the result (its coefficients must
+have died out), then carried to the full grid by one synthesis; where none does they are taken on the full grid.
+"""
+
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+
+from sphereflow.faces import gradient_at_faces, vector_at_faces
+from sphereflow.grid import GaussGrid
+from sphereflow.harmonics import degrees_and_orders
+from sphereflow.mobility import DensityExpansion, MobilitySet, gauss_grid
+
+VELOCITY_MODELS = ("attention", "gradient-flow", "unnormalized")
+NONLINEAR_GRIDS = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+ROUNDING_FLOOR = 2e-14  # relative size of transform noise, below which no tail can be expected to fall
+
+
+@dataclass(frozen=True)
+class Heads:
+    """The heads' weights at one instant.
+
+    Attributes
+    ----------
+    logits : ndarray, shape (H, 3, 3)
+        A_h.
+    weight : ndarray, shape (H,)
+        w_h, positive, adding up to 1.
+    values : ndarray, shape (H, 3, 3), or None
+        V_h; None stands for V_h = s A_h.
+    rate : ndarray, shape (H, 3, 3), or None
+        dA_h/dt, for the work of the weights; None where they do not move.
+    """
+
+    logits: np.ndarray
+    weight: np.ndarray
+    values: np.ndarray | None = None
+    rate: np.ndarray | None = None
+
+
+@dataclass
+class AttentionOperator:
+    """Evaluates the model on a grid.
+
+    Parameters
+    ----------
+    grid : GaussGrid
+    velocity : {"attention", "gradient-flow", "unnormalized"}
+    direction : int
+        s = +1 (ascend) or -1 (descend).
+    tolerance : float
+        Relative accuracy of mobilities, and of the potential against its own variation.
+    backend, nthreads
+        Transform library and its threads.
+
+    Attributes
+    ----------
+    level : dict
+        Index in `nonlinear_grids` at which each nonlinear field was last resolved: where the next search starts. It is
+        part of a run's state, since the last digits depend on it.
+    """
+
+    grid: GaussGrid
+    velocity: str = "attention"
+    direction: int = -1
+    tolerance: float = 1e-10
+    backend: str = "auto"
+    nthreads: int = 1
+    level: dict[str, int] = field(default_factory=dict)
+
+    @cached_property
+    def nonlinear_grids(self) -> tuple[int, ...]:
+        """Latitudes of the grids on which logarithms may be taken; the last is the full grid."""
+        return (*[n for n in NONLINEAR_GRIDS if 4 * n <= 3 * self.grid.nlat], self.grid.nlat)
+
+    def __call__(self, density: np.ndarray, heads: Heads) -> "AttentionFields":
+        """The model's fields for a density (nlat, nlon) and heads; each is computed when it is first asked for."""
+        return AttentionFields(self, density, heads)
+
+    def resolve(self, name: str, smallest: int, compute) -> "NonlinearField":
+        """Find the coarsest grid that resolves a field and represent it there.
+
+        Parameters
+        ----------
+        name : str
+            Key under which the level is remembered.
+        smallest : int
+            Fewest latitudes that `compute` can be called with.
+        compute : callable
+            From a number of latitudes to nodal values (nlat, 2 nlat).
+        """
+        grids = self.nonlinear_grids
+        level = self.level.get(name, 0)
+        while level < len(grids) - 1:
+            if grids[level] >= smallest:
+                nlat = grids[level]
+                values = compute(nlat)
+                lmax = nlat - 1
+                coefficients = self._transform(nlat, lmax).analysis(values)
+                tail = _tail(coefficients, lmax)
+                if tail <= 1.0 * self._allowed_tail(coefficients, lmax):
+                    lower = level - 1
+                    easy = lower >= 0 and grids[lower] >= smallest
+                    if easy and _tail(coefficients, lmax, grids[lower]) <= 0.1 * self._allowed_tail(coefficients, lmax):
+                        level = lower
+                    self.level[name] = level
+                    return NonlinearField(self, lmax, coefficients, None)
+            level += 1
+        self.level[name] = max(len(grids) - 2, 0)
+        return NonlinearField(self, self.grid.nlat - 1, None, compute(self.grid.nlat))
+
+    def _allowed_tail(self, coefficients, lmax):
+        size = np.sqrt(np.sum(np.abs(coefficients) ** 2))
+        varying = np.sqrt(np.sum(np.abs(coefficients[1:]) ** 2))
+        return self.tolerance * varying + ROUNDING_FLOOR * max(size, 1.0)
+
+    def _transform(self, nlat, lmax):
+        from sphereflow.harmonics import get_transform
+
+        return get_transform(nlat, lmax, self.backend, self.nthreads)
+
+
+def _tail(coefficients: np.ndarray, lmax: int, nlat: int | None = None) -> float:
+    """Size of the coefficients in the last eighth of the degrees of a grid with `nlat` latitudes (default: the whole)."""
+    top = (lmax if nlat is None else nlat - 1) * 7 / 8
+    degree, _ = degrees_and_orders(lmax)
+    return float(np.sqrt(np.sum(np.abs(coefficients[degree >= top]) ** 2)))
+
+
+class NonlinearField:
+    """A scalar field known by coefficients (resolved) or by its values at the full grid's nodes (unresolved)."""
+
+    def __init__(self, operator, lmax, coefficients, values):
+        self._operator, self.lmax = operator, lmax
+        self.is_resolved = coefficients is not None
+        self._coefficients, self._values = coefficients, values
+
+    @cached_property
+    def coefficients(self) -> np.ndarray:
+        """Spherical-harmonic coefficients up to degree `lmax`."""
+        if self.is_resolved:
+            return self._coefficients
+        return self._operator._transform(self._operator.grid.nlat, self.lmax).analysis(self._values)
+
+    @cached_property
+    def values(self) -> np.ndarray:
+        """Values at the full grid's nodes."""
+        if not self.is_resolved:
+            return self._values
+        return self._operator._transform(self._operator.grid.nlat, self.lmax).synthesis(self._coefficients)
+
+
+class AttentionFields:
+    """Everything the model says about one density and one set of heads; fields have shape (nlat, nlon)."""
+
+    def __init__(self, operator: AttentionOperator, density: np.ndarray, heads: Heads):
+        self.operator, self.density, self.heads = operator, density, heads
+        self.grid = operator.grid
+        self.expansion = DensityExpansion(
+            operator.grid, density, operator.tolerance, operator.backend, operator.nthreads
+        )
+
+    @cached_property
+    def moving(self) -> bool:
+        """Whether the weights change at this instant."""
+        return self.heads.rate is not None and bool(np.any(self.heads.rate))
+
+    @cached_property
+    def mobilities(self) -> MobilitySet:
+        """The head mobilities m_h."""
+        gradient = self.moving or self._has_general_values
+        return MobilitySet(self.expansion, self.heads.logits, gradient)
+
+    @property
+    def _has_general_values(self) -> bool:
+        return self.heads.values is not None and self.operator.velocity == "attention"
+
+    @cached_property
+    def _transposed(self) -> tuple[np.ndarray, MobilitySet | None]:
+        """Which heads are not symmetric, and the mobilities of their transposes."""
+        skew = np.abs(self.heads.logits - self.heads.logits.transpose(0, 2, 1)).max(axis=(1, 2)) > 0
+        if not skew.any():
+            return skew, None
+        return skew, MobilitySet(self.expansion, self.heads.logits[skew].transpose(0, 2, 1))
+
+    @cached_property
+    def potential(self) -> NonlinearField:
+        """Phi = sum_h w_h log m_h."""
+        m = self.mobilities
+        return self.operator.resolve(
+            "potential", m.smallest_grid(), lambda nlat: np.tensordot(self.heads.weight, m.log_on(nlat), 1)
+        )
+
+    @cached_property
+    def log_effective_mobility(self) -> NonlinearField:
+        """log b, b = 1 / sum_h w_h / m_h (the harmonic mean of the heads)."""
+        if len(self.heads.weight) == 1:
+            return self.potential
+        m = self.mobilities
+
+        def compute(nlat):
+            minus_log = -m.log_on(nlat)
+            top = minus_log.max(axis=0)
+            return -(top + np.log(np.tensordot(self.heads.weight, np.exp(minus_log - top), 1)))
+
+        return self.operator.resolve("effective_mobility", m.smallest_grid(), compute)
+
+    @cached_property
+    def effective_mobility(self) -> np.ndarray:
+        """b at the nodes."""
+        with np.errstate(over="ignore"):
+            return np.exp(self.log_effective_mobility.values)
+
+    @cached_property
+    def variation_coefficients(self) -> tuple[np.ndarray, int]:
+        """Coefficients of xi = sum_h w_h (m_h + m_h^T) / 2 and their largest degree."""
+        from sphereflow.mobility import change_degree
+
+        skew, transposed = self._transposed
+        m, weight = self.mobilities, self.heads.weight
+        if transposed is None:
+            return m.weighted_sum(weight), m.lmax
+        lmax = max(m.lmax, transposed.lmax)
+        direct = m.weighted_sum(np.where(skew, 0.5, 1.0) * weight)
+        other = transposed.weighted_sum(0.5 * weight[skew])
+        return change_degree(direct, m.lmax, lmax) + change_degree(other, transposed.lmax, lmax), lmax
+
+    @cached_property
+    def first_variation(self) -> np.ndarray:
+        """xi = dE/drho at the nodes."""
+        coefficients, lmax = self.variation_coefficients
+        return self.operator._transform(self.grid.nlat, lmax).synthesis(coefficients)
+
+    @cached_property
+    def _attention_vector(self) -> np.ndarray:
+        """sum_h w_h V_h grad M / M, Cartesian (3, nlat, nlon), for general value matrices."""
+        m, heads = self.mobilities, self.heads
+        nlat = self.grid.nlat
+        return np.einsum("h,hcd,hdij->cij", heads.weight, heads.values, m.mean_on(nlat))
+
+    @cached_property
+    def speed_bound(self) -> float:
+        """A bound of |v| for attention: the largest weighted norm of the value matrices."""
+        matrices = self.heads.logits if self.heads.values is None else self.heads.values
+        return float(self.heads.weight @ np.linalg.norm(matrices, ord=2, axis=(1, 2)))
+
+    @cached_property
+    def face_velocity(self) -> tuple[np.ndarray, np.ndarray]:
+        """Normal velocities at the faces: east (nlat, nlon) and south (nlat + 1, nlon)."""
+        model, sign = self.operator.velocity, self.operator.direction
+        if model == "attention":
+            if self._has_general_values:
+                return vector_at_faces(self.grid, self._attention_vector, self.speed_bound)
+            return gradient_at_faces(self.grid, self.potential.values, None, sign, self.speed_bound)
+        mobility = self.effective_mobility if model == "gradient-flow" else None
+        return gradient_at_faces(self.grid, self.first_variation, mobility, sign, np.inf)
+
+    @cached_property
+    def first_variation_gradient(self) -> np.ndarray:
+        """grad xi at the nodes, (2, nlat, nlon): south and east."""
+        coefficients, lmax = self.variation_coefficients
+        return self.operator._transform(self.grid.nlat, lmax).gradient(coefficients)
+
+    @cached_property
+    def velocity(self) -> np.ndarray:
+        """The model's velocity at the nodes, (2, nlat, nlon): south and east."""
+        model, sign = self.operator.velocity, self.operator.direction
+        if model == "unnormalized":
+            return sign * self.first_variation_gradient
+        if model == "gradient-flow":
+            return self.gradient_flow_velocity
+        if self._has_general_values:
+            u = np.moveaxis(self._attention_vector, 0, -1)
+            return np.stack([np.sum(u * self.grid.e_theta, axis=-1), np.sum(u * self.grid.e_phi, axis=-1)])
+        if self.potential.is_resolved:
+            transform = self.operator._transform(self.grid.nlat, self.potential.lmax)
+            return sign * transform.gradient(self.potential.coefficients)
+        return self._velocity_from_faces
+
+    @cached_property
+    def _velocity_from_faces(self) -> np.ndarray:
+        """Node velocities as means of the two faces: bounded where the potential is sharper than the grid."""
+        east, south = self.face_velocity
+        return np.stack([(south[:-1] + south[1:]) / 2, (east + np.roll(east, 1, axis=1)) / 2])
+
+    @cached_property
+    def gradient_flow_velocity(self) -> np.ndarray:
+        """(s / b) grad xi at the nodes: the velocity of the gradient flow in the weighted metric."""
+        return self.operator.direction * self.first_variation_gradient / self.effective_mobility

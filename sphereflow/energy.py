@@ -1,0 +1,67 @@
+r"""Energy, its rates, and the ledger that closes the books of a run.
+
+    E      = 1/2 sum_h w_h \int\int exp(x . A_h y) rho rho = 1/2 int xi rho
+    dE/dt  = (work of the weights) - P,    P = - int grad xi . v rho = - int xi (d rho / dt)_transport
+    G^2    = int b |v|^2 rho               squared metric speed
+    S^2    = int |grad xi|^2 / b rho       squared metric slope
+    defect = 1/2 (G^2 + S^2) + s P = 1/2 int b |v - v_gf|^2 rho >= 0
+
+Along a run E(t) - E(0) = W(t) - int P dt + residual, with W = int sum_h dE/dA_h : dA_h.
+"""
+
+import numpy as np
+
+from sphereflow.attention import AttentionFields
+from sphereflow.harmonics import get_transform, inner_product
+
+
+def energy(fields: AttentionFields) -> float:
+    """E = 1/2 int xi rho."""
+    variation, lmax = fields.variation_coefficients
+    return 0.5 * float(inner_product(variation, fields.expansion.coefficients(lmax), lmax))
+
+
+def dissipation(fields: AttentionFields, tendency: np.ndarray) -> float:
+    """P = - int xi (d rho / dt) for a tendency (nlat, nlon) of the transport.
+
+    With the finite-volume tendency this is minus the exact rate of the space-discrete energy at fixed weights.
+    """
+    variation, lmax = fields.variation_coefficients
+    operator = fields.operator
+    transform = get_transform(operator.grid.nlat, lmax, operator.backend, operator.nthreads)
+    return -float(inner_product(variation, transform.analysis(tendency), lmax))
+
+
+def weight_power(fields: AttentionFields) -> float:
+    """Rate of work of the weights, sum_h dE/dA_h : dA_h/dt."""
+    if not fields.moving:
+        return 0.0
+    return 0.5 * float(fields.heads.weight @ fields.mobilities.directional_integrals(fields.heads.rate))
+
+
+def drift_power(fields: AttentionFields, drift: np.ndarray) -> float:
+    """The same along the weights' drift (H, 3, 3) alone, without their noise."""
+    return 0.5 * float(fields.heads.weight @ fields.mobilities.directional_integrals(drift))
+
+
+def ito_power(fields: AttentionFields, noise_var: float) -> float:
+    r"""Ito rate of weights with noise, 1/2 sum_h w_h \int\int (sigma^2/4)(1 + (x.y)^2) exp(x . A_h y) rho rho."""
+    return noise_var / 8 * float(fields.heads.weight @ fields.mobilities.squared_overlap_integrals())
+
+
+def metric_speed_squared(fields: AttentionFields) -> float:
+    """G^2 = int b |v|^2 rho."""
+    speed_squared = np.sum(fields.velocity**2, axis=0)
+    return float(fields.grid.integrate(fields.effective_mobility * speed_squared * fields.density))
+
+
+def metric_slope_squared(fields: AttentionFields) -> float:
+    """S^2 = int |grad xi|^2 / b rho."""
+    slope_squared = np.sum(fields.first_variation_gradient**2, axis=0)
+    return float(fields.grid.integrate(slope_squared / fields.effective_mobility * fields.density))
+
+
+def gradient_flow_defect(fields: AttentionFields) -> float:
+    """1/2 int b |v - v_gf|^2 rho, zero if and only if v is the gradient flow's velocity where there is mass."""
+    difference = np.sum((fields.velocity - fields.gradient_flow_velocity) ** 2, axis=0)
+    return 0.5 * float(fields.grid.integrate(fields.effective_mobility * difference * fields.density))

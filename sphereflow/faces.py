@@ -1,0 +1,173 @@
+r"""From nodes to faces: derivatives and interpolation across the faces of the Gauss grid, through the poles.
+
+A *dual edge* joins two neighbouring nodes and crosses one face. The difference of a potential over a dual edge, divided
+by its length, is exactly the average of the potential's tangential derivative along that edge. The value at the face
+itself follows from the averages over three successive edges by the parabola that has them:
+
+* in longitude (equal spacing): (26 g_0 - g_- - g_+) / 24, fourth order;
+* in colatitude: weights of the non-uniform Gauss nodes, third order or better; the first and last edge of a meridian run
+  through the pole to the same ring half way around.
+
+Faces are indexed as follows: `east[i, j]` lies between cells (i, j) and (i, j+1); `south[k, j]` between cells (k-1, j) and
+(k, j), k = 0 and k = nlat being the poles, where normal velocities are 0.
+"""
+
+from dataclasses import dataclass
+from functools import lru_cache
+
+import numba
+import numpy as np
+
+from sphereflow.grid import GaussGrid
+
+
+@dataclass(frozen=True)
+class FaceGeometry:
+    """Weights of the face operators of one grid; make it with `face_geometry(grid)`.
+
+    Attributes
+    ----------
+    east_length : ndarray (nlat,)
+        Length of the dual edges along each ring, sin(theta_i) dlon.
+    south_length : ndarray (nlat + 1,)
+        Length of the dual edges along a meridian; the first and last pass through a pole.
+    average_weight : ndarray (nlat + 1, 3)
+        Point value at face k from the averages over the edges k-1, k, k+1.
+    node_weight : ndarray (nlat + 1, 4)
+        Point value at face k from the nodes k-2 ... k+1 (cubic).
+    """
+
+    east_length: np.ndarray
+    south_length: np.ndarray
+    average_weight: np.ndarray
+    node_weight: np.ndarray
+
+
+@lru_cache(maxsize=16)
+def face_geometry(grid: GaussGrid) -> FaceGeometry:
+    """The face weights of a grid, computed once."""
+    n = grid.nlat
+    theta, face = grid.colatitude, grid.colatitude_face
+    nodes = np.concatenate([-theta[1::-1], theta, 2 * np.pi - theta[:-3:-1]])  # nodes -2 ... n+1 of a great circle
+    average, node = np.zeros((n + 1, 3)), np.zeros((n + 1, 4))
+    for k in range(1, n):
+        x = nodes[k : k + 4] - face[k]  # nodes k-2 ... k+1
+        powers = np.arange(1, 4)
+        moments = (x[1:, None] ** powers - x[:-1, None] ** powers) / (powers * np.diff(x)[:, None])
+        average[k] = np.linalg.solve(moments.T, [1.0, 0.0, 0.0])
+        node[k] = np.linalg.solve(np.vander(x, increasing=True).T, [1.0, 0.0, 0.0, 0.0])
+    return FaceGeometry(np.sin(theta) * grid.dlon, np.diff(nodes)[1:-1], average, node)
+
+
+def gradient_at_faces(grid: GaussGrid, potential: np.ndarray, mobility: np.ndarray | None, factor: float, bound: float):
+    """Normal velocity factor * grad(potential) / mobility at the faces.
+
+    Parameters
+    ----------
+    potential : ndarray, shape (nlat, nlon)
+        Scalar field at the nodes.
+    mobility : ndarray, shape (nlat, nlon), or None
+        Positive field; each dual edge takes the logarithmic mean of its two nodes, so that with potential = mobility the
+        result is the gradient of log(mobility), number for number. None stands for 1.
+    factor : float
+        Multiplies the result, +1 or -1 for ascending or descending.
+    bound : float
+        Largest speed that the exact field can have; the reconstruction is clipped to it.
+
+    Returns
+    -------
+    east : ndarray, shape (nlat, nlon)
+    south : ndarray, shape (nlat + 1, nlon)
+    """
+    geometry = face_geometry(grid)
+    east, south = np.empty(grid.shape), np.empty((grid.nlat + 1, grid.nlon))
+    weighted = mobility is not None
+    _gradient_at_faces(
+        potential, mobility if weighted else potential, weighted, factor, bound, *_edge_arguments(geometry), east, south
+    )
+    return east, south
+
+
+def _edge_arguments(geometry: FaceGeometry):
+    return geometry.east_length, geometry.south_length, geometry.average_weight
+
+
+@numba.njit(cache=True, error_model="numpy", inline="always")
+def _edge_average(p0, p1, b0, b1, weighted):
+    """(p1 - p0) / logarithmic mean of b0, b1; the series is used where b1/b0 is near 1."""
+    difference = p1 - p0
+    if not weighted:
+        return difference
+    s = (b1 - b0) / (b1 + b0)
+    if abs(s) < 1e-2:  # log(b1/b0)/(b1-b0) = (2/(b1+b0)) (1 + s^2/3 + s^4/5 + ...)
+        q = s * s
+        return difference * (2.0 / (b1 + b0)) * (1.0 + q * (1.0 / 3.0 + q * (0.2 + q * (1.0 / 7.0 + q / 9.0))))
+    return difference * np.log(b1 / b0) / (b1 - b0)
+
+
+@numba.njit(cache=True, parallel=True, error_model="numpy")
+def _gradient_at_faces(p, b, weighted, factor, bound, east_length, south_length, weight, east, south):
+    nlat, nlon = p.shape
+    half = nlon // 2
+    edges = np.empty((nlat + 1, nlon))
+    for k in numba.prange(nlat + 1):
+        scale = factor / south_length[k]
+        for j in range(nlon):
+            opposite = j + half if j < half else j - half
+            if k == 0:
+                edges[k, j] = scale * _edge_average(p[0, opposite], p[0, j], b[0, opposite], b[0, j], weighted)
+            elif k == nlat:
+                edges[k, j] = scale * _edge_average(p[k - 1, j], p[k - 1, opposite], b[k - 1, j], b[k - 1, opposite], weighted)
+            else:
+                edges[k, j] = scale * _edge_average(p[k - 1, j], p[k, j], b[k - 1, j], b[k, j], weighted)
+    for k in numba.prange(nlat + 1):
+        if k == 0 or k == nlat:
+            south[k, :] = 0.0
+        else:
+            for j in range(nlon):
+                u = weight[k, 0] * edges[k - 1, j] + weight[k, 1] * edges[k, j] + weight[k, 2] * edges[k + 1, j]
+                south[k, j] = min(max(u, -bound), bound)
+    for i in numba.prange(nlat):
+        scale = factor / east_length[i]
+        g = np.empty(nlon)
+        for j in range(nlon):
+            k = j + 1 if j + 1 < nlon else 0
+            g[j] = scale * _edge_average(p[i, j], p[i, k], b[i, j], b[i, k], weighted)
+        for j in range(nlon):
+            west = g[j - 1] if j > 0 else g[nlon - 1]
+            other = g[j + 1] if j + 1 < nlon else g[0]
+            u = (26.0 * g[j] - west - other) / 24.0
+            east[i, j] = min(max(u, -bound), bound)
+
+
+def vector_at_faces(grid: GaussGrid, vector: np.ndarray, bound: float):
+    """Normal components at the faces of a Cartesian vector field given at the nodes.
+
+    The three components are smooth scalars, also across the poles; each is interpolated to the face by a cubic and then
+    projected on the face's normal (e_phi or e_theta).
+
+    Parameters
+    ----------
+    vector : ndarray, shape (3, nlat, nlon)
+        Cartesian components at the nodes; need not be tangent.
+    bound : float
+        Largest speed the exact field can have; the result is clipped to it.
+
+    Returns
+    -------
+    east : ndarray, shape (nlat, nlon)
+    south : ndarray, shape (nlat + 1, nlon)
+    """
+    geometry = face_geometry(grid)
+    half = grid.nlon // 2
+    ring = (9 * (vector + np.roll(vector, -1, -1)) - np.roll(vector, 1, -1) - np.roll(vector, -2, -1)) / 16
+    lon = grid.longitude + grid.dlon / 2
+    east = ring[1] * np.cos(lon) - ring[0] * np.sin(lon)
+    turned = np.roll(vector, half, -1)
+    extended = np.concatenate([turned[:, 1::-1], vector, turned[:, :-3:-1]], axis=1)
+    stacked = np.lib.stride_tricks.sliding_window_view(extended, 4, axis=1)  # (3, nlat + 1, nlon, 4): nodes k-2 ... k+1
+    meridian = np.einsum("ckjw,kw->ckj", stacked, geometry.node_weight)
+    z, s = grid.z_face[:, None], np.sin(grid.colatitude_face)[:, None]
+    south = z * (np.cos(grid.longitude) * meridian[0] + np.sin(grid.longitude) * meridian[1]) - s * meridian[2]
+    south[[0, -1]] = 0.0
+    return np.clip(east, -bound, bound), np.clip(south, -bound, bound)

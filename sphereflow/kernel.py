@@ -1,0 +1,279 @@
+r"""The moment generating function of a density on the sphere, the one function behind every attention head.
+
+With M(xi) = int exp(xi . y) rho(y) dy, head h has mobility m_h(x) = M(A_h^T x). The plane-wave expansion gives
+
+    M(r w) = 4 pi sum_l i_l(r) sum_m rho_lm Y_lm(w),          i_l: modified spherical Bessel functions,
+
+whose terms fall super-exponentially beyond l ~ r: the degrees needed depend on |A| and a tolerance, neither on the grid
+nor on the sharpness of rho. Gradients come from the same sum with the coefficients of y_i rho in place of rho's.
+
+The sum has an absolute error of about 1e-16 exp(r), and M can be as small as exp(-r): where that matters
+(`expansion_is_accurate`) the positive sum over cells, `direct_sum`, is used instead. It never overflows and the mean
+it returns is a convex combination of unit vectors.
+"""
+
+import math
+from functools import lru_cache
+
+import numba
+import numpy as np
+from scipy.special import ive
+
+from sphereflow.harmonics import degrees_and_orders
+
+BLOCK = 64  # points a pass of the inner loop works on: enough to vectorise, few enough to stay in the first cache
+EPSILON_GROWTH = 8.0  # measured rounding error of the expansion in units of 2.2e-16 exp(r), with a margin
+
+
+@lru_cache(maxsize=4096)
+def _tail_logarithms(radius_steps: int) -> np.ndarray:
+    """log of sum_{l > L} (2l+1) i_l(r), for L = 0, 1, ..., at r = radius_steps / 16."""
+    r = max(radius_steps, 1) / 16
+    lmax = int(r + 12 * math.sqrt(r) + 60)
+    degree = np.arange(lmax + 2)
+    terms = (2 * degree + 1) * np.sqrt(np.pi / (2 * r)) * ive(degree + 0.5, r)
+    tails = np.cumsum(terms[::-1])[::-1][1:]
+    return np.log(np.maximum(tails, 1e-300)) + r
+
+
+def expansion_degree(radius: float, log_target: float) -> int:
+    """Smallest degree L for which the neglected part of M is at most exp(log_target) on |xi| <= radius.
+
+    The bound sum_{l>L} (2l+1) i_l(radius) holds for every probability density, a Dirac mass included.
+    """
+    tails = _tail_logarithms(math.ceil(16 * radius))
+    return int(np.searchsorted(-tails, -log_target))
+
+
+def expansion_is_accurate(scaled_values: np.ndarray, tolerance: float) -> np.ndarray:
+    """Where the rounding error of the expansion is below `tolerance` times the value of M.
+
+    The terms of exp(-|xi|) M(xi) add up to at most 1 in absolute value, so the rounding error is a few units of 2.2e-16
+    wherever the point is; the value tells how much of it is left after cancellation.
+
+    Parameters
+    ----------
+    scaled_values : ndarray
+        exp(-|xi|) M(xi) as computed by the expansion.
+    tolerance : float
+        Relative error asked for.
+    """
+    return scaled_values * tolerance > EPSILON_GROWTH * np.finfo(float).eps
+
+
+@lru_cache(maxsize=32)
+def _legendre_tables(lmax: int):
+    """Factors of the recurrence P_{l+1,m} = f_lm cos P_lm - g_lm P_{l-1,m} and the sectoral factors."""
+    m, ell = np.meshgrid(np.arange(lmax + 1.0), np.arange(lmax + 1.0), indexing="ij")
+    with np.errstate(all="ignore"):
+        f = np.sqrt((2 * ell + 3) * (2 * ell + 1) / ((ell + 1 - m) * (ell + 1 + m)))
+        g = np.sqrt((2 * ell + 3) * (ell - m) * (ell + m) / ((2 * ell - 1) * (ell + 1 - m) * (ell + 1 + m)))
+    upper = ell >= m
+    return np.where(upper, f, 0.0), np.where(upper & (ell > m), g, 0.0)
+
+
+def _real_series(coefficients: np.ndarray, lmax: int) -> np.ndarray:
+    """Cosine and sine coefficients (nset, 2, m, l) of the plane-wave sum, 4 pi and the doubling of m > 0 included."""
+    degree, order = degrees_and_orders(lmax)
+    out = np.zeros((len(coefficients), 2, lmax + 1, lmax + 1))
+    factor = 4 * np.pi * np.where(order == 0, 1.0, 2.0)
+    out[:, 0, order, degree] = factor * coefficients.real
+    out[:, 1, order, degree] = -factor * coefficients.imag
+    return out
+
+
+def evaluate_expansion(xi: np.ndarray, coefficients: np.ndarray, lmax: int, degree: np.ndarray | None = None):
+    r"""exp(-|xi|) M at the points xi and -xi, for one or several densities and all heads in one compiled pass.
+
+    Parameters
+    ----------
+    xi : ndarray, shape (nhead, n, 3)
+        Points of R^3, a row of them for each head.
+    coefficients : ndarray, shape (nset, nlm)
+        Spherical-harmonic coefficients up to degree `lmax` of the densities (rho, y_i rho, ...).
+    lmax : int
+        Largest degree of the coefficients.
+    degree : ndarray of int, shape (nhead,), optional
+        Largest degree summed for each head, at most (and by default) `lmax`.
+
+    Returns
+    -------
+    plus, minus : ndarray, shape (nset, nhead, n)
+        exp(-|xi|) M(xi) and exp(-|xi|) M(-xi); even and odd degrees are summed apart, so the second costs nothing.
+    """
+    f, g = _legendre_tables(lmax)
+    degree = np.full(len(xi), lmax) if degree is None else np.minimum(degree, lmax)
+    out = np.empty((2, len(coefficients), *xi.shape[:2]))
+    _bessel_legendre_sum(np.ascontiguousarray(xi), _real_series(coefficients, lmax), f, g, degree, out)
+    return out[0], out[1]
+
+
+@numba.njit(cache=True, parallel=True, fastmath={"contract"}, error_model="numpy")
+def _bessel_legendre_sum(points, series, f, g, degree, out):
+    """The blocked sum: radial ratios by downward recurrence, associated Legendre functions by upward recurrence."""
+    n, nset = points.shape[1], series.shape[0]
+    blocks = (n + BLOCK - 1) // BLOCK
+    for task in numba.prange(points.shape[0] * blocks):
+        head, start = task // blocks, (task % blocks) * BLOCK
+        xi, lmax = points[head], degree[head]
+        count = min(BLOCK, n - start)
+        ct, st, cp, sp, r = np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+        rmax = 0.0
+        for i in range(BLOCK):
+            k = start + min(i, count - 1)  # the last block is padded with its last point
+            h = math.hypot(xi[k, 0], xi[k, 1])
+            r[i] = math.hypot(h, xi[k, 2])
+            rmax = max(rmax, r[i])
+            if r[i] > 0.0:
+                ct[i], st[i] = xi[k, 2] / r[i], h / r[i]
+            else:
+                ct[i], st[i] = 1.0, 0.0
+            if h > 0.0:
+                cp[i], sp[i] = xi[k, 0] / h, xi[k, 1] / h
+            else:
+                cp[i], sp[i] = 1.0, 0.0
+        bessel = _scaled_bessel(r, rmax, lmax)
+        acc = np.zeros((nset, 2, BLOCK))
+        sums = np.empty((nset, 2, 2, BLOCK))
+        pm, p0, p1, t = np.full(BLOCK, 0.28209479177387814), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+        cm, sm = np.ones(BLOCK), np.zeros(BLOCK)
+        for m in range(lmax + 1):
+            sums[:] = 0.0
+            for i in range(BLOCK):
+                p0[i] = 0.0
+                p1[i] = pm[i]
+            for l in range(m, lmax + 1):
+                row, fl, gl = bessel[l], f[m, l], g[m, l]
+                cosine, sine = sums[0, 0, l & 1], sums[0, 1, l & 1]
+                a, b = series[0, 0, m, l], series[0, 1, m, l]
+                for i in range(BLOCK):  # the first density and the recurrence in one pass over the block
+                    p = p1[i]
+                    term = p * row[i]
+                    t[i] = term
+                    cosine[i] += a * term
+                    sine[i] += b * term
+                    p1[i] = fl * ct[i] * p - gl * p0[i]
+                    p0[i] = p
+                for s in range(1, nset):
+                    cosine, sine = sums[s, 0, l & 1], sums[s, 1, l & 1]
+                    a, b = series[s, 0, m, l], series[s, 1, m, l]
+                    for i in range(BLOCK):
+                        cosine[i] += a * t[i]
+                        sine[i] += b * t[i]
+            for s in range(nset):
+                for parity in range(2):
+                    for i in range(BLOCK):
+                        acc[s, parity, i] += sums[s, 0, parity, i] * cm[i] + sums[s, 1, parity, i] * sm[i]
+            sectoral = -math.sqrt((2.0 * m + 3.0) / (2.0 * m + 2.0))
+            for i in range(BLOCK):
+                q = cm[i] * cp[i] - sm[i] * sp[i]
+                sm[i] = cm[i] * sp[i] + sm[i] * cp[i]
+                cm[i] = q
+                pm[i] *= sectoral * st[i]
+        for s in range(nset):
+            for i in range(count):
+                out[0, s, head, start + i] = acc[s, 0, i] + acc[s, 1, i]
+                out[1, s, head, start + i] = acc[s, 0, i] - acc[s, 1, i]
+
+
+@numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
+def _scaled_bessel(r, rmax, lmax):
+    """exp(-r) i_l(r) for l = 0..lmax, shape (lmax + 1, len(r)).
+
+    Ratios R_l = i_{l+1}/i_l by R_l = r / (2l + 3 + r R_{l+1}), started from the bound
+    R_l <= r / (l + 1 + sqrt((l + 1)^2 + r^2)) high enough for its error to have died out (it shrinks by R_l^2 a step).
+    """
+    n = len(r)
+    extra = 3 + int(17.0 / math.asinh((lmax + 1.0) / max(rmax, 1e-3)))
+    top = lmax + extra
+    ratio = np.empty(n)
+    out = np.empty((lmax + 1, n))
+    for i in range(n):
+        ratio[i] = r[i] / (top + 1.0 + math.sqrt((top + 1.0) * (top + 1.0) + r[i] * r[i]))
+    for l in range(top - 1, -1, -1):
+        for i in range(n):
+            ratio[i] = r[i] / (2.0 * l + 3.0 + r[i] * ratio[i])
+        if l < lmax:
+            for i in range(n):
+                out[l + 1, i] = ratio[i]
+    for i in range(n):
+        out[0, i] = -math.expm1(-2.0 * r[i]) / (2.0 * r[i]) if r[i] > 1e-8 else 1.0 - r[i]
+    for l in range(lmax):
+        for i in range(n):
+            out[l + 1, i] *= out[l, i]
+    return out
+
+
+def direct_sum(
+    xi: np.ndarray, points: np.ndarray, mass: np.ndarray, chunk: int = 2**21
+) -> tuple[np.ndarray, np.ndarray]:
+    r"""log M and the softmax mean grad M / M, by a positive sum over point masses.
+
+    log sum_j mass_j exp(xi . y_j) with the largest exponent taken out first: no overflow for any finite xi, and the mean
+    is a convex combination of the y_j, so that its length is at most 1 to round-off.
+
+    Parameters
+    ----------
+    xi : ndarray, shape (n, d)
+        Points.
+    points : ndarray, shape (N, d)
+        Positions of the masses.
+    mass : ndarray, shape (N,)
+        Masses, >= 0 and not all 0.
+    chunk : int
+        Number of exponentials held at a time.
+
+    Returns
+    -------
+    log_values : ndarray, shape (n,)
+    mean : ndarray, shape (n, d)
+    """
+    present = mass > 0
+    points, mass = points[present], mass[present]
+    log_values, mean = np.empty(len(xi)), np.empty(xi.shape)
+    augmented = np.column_stack([mass, mass[:, None] * points])
+    rows = max(1, chunk // len(points))
+    with np.errstate(under="ignore"):
+        for start in range(0, len(xi), rows):
+            part = slice(start, start + rows)
+            exponent = xi[part] @ points.T
+            top = exponent.max(axis=1)
+            exponent -= top[:, None]
+            sums = np.exp(exponent, out=exponent) @ augmented
+            log_values[part] = top + np.log(sums[:, 0])
+            mean[part] = sums[:, 1:] / sums[:, :1]
+    return log_values, mean
+
+
+def log_mobility(
+    xi: np.ndarray, coefficients: np.ndarray, lmax: int, points: np.ndarray, mass: np.ndarray, tolerance: float
+) -> tuple[np.ndarray, np.ndarray]:
+    r"""log M(xi) and grad M / M at scattered points, each by the expansion or, where that would cancel, the direct sum.
+
+    Parameters
+    ----------
+    xi : ndarray, shape (n, 3)
+        Points; head h has xi = A_h^T x.
+    coefficients : ndarray, shape (4, nlm)
+        Coefficients of rho, y_1 rho, y_2 rho, y_3 rho up to degree `lmax`.
+    points, mass : ndarray, shape (N, 3) and (N,)
+        The cells of the density, for the direct sum.
+    tolerance : float
+        Relative error asked for.
+
+    Returns
+    -------
+    log_values : ndarray, shape (n,)
+    mean : ndarray, shape (n, 3)
+        |mean| <= 1.
+    """
+    radius = np.linalg.norm(xi, axis=1)
+    needed = expansion_degree(radius.max(initial=0.0), math.log(tolerance) - radius.max(initial=0.0))
+    values, _ = evaluate_expansion(xi[None], coefficients, lmax, np.array([min(needed, lmax)]))
+    good = expansion_is_accurate(values[0, 0], tolerance)
+    safe = np.where(good, values[0, 0], 1.0)
+    log_values, mean = radius + np.log(safe), (values[1:, 0] / safe).T
+    mean /= np.maximum(1.0, np.linalg.norm(mean, axis=1))[:, None]
+    if not good.all():
+        log_values[~good], mean[~good] = direct_sum(xi[~good], points, mass)
+    return log_values, mean

@@ -1,0 +1,131 @@
+r"""Time stepping: the SSPRK3 step, the choice of its length, and landing on given times.
+
+The three-stage, third-order strong-stability-preserving Runge-Kutta scheme (Shu and Osher),
+
+    u1 = u + dt f(u),   u2 = 3/4 u + 1/4 (u1 + dt f(u1)),   u_new = (u + 2 (u2 + dt f(u2))) / 3,
+
+is a convex combination of forward-Euler stages. Quantities that only need to be integrated along the run (the ledger) ride
+along with the scheme's own weights 1/6, 1/6, 2/3 at t, t + dt, t + dt/2. Heun's second-order result is 2 u2 - u, so the error
+estimate u_new - 2 u2 + u comes for free.
+"""
+
+import math
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import numpy as np
+
+from sphereflow.errors import NumericalError
+
+STABLE_CFL = 0.4  # a fixed step beyond this Courant number is refused: the unlimited parabolas go unstable at 0.45
+QUIET_RATE = 1e-9  # mass moved per unit time below which the solution counts as stationary
+GROWTH_LIMIT = 2.0
+
+
+@dataclass(frozen=True)
+class StepResult:
+    """What one step gives: the new state, the integrals over the step, and the two sizes that error control compares."""
+
+    state: np.ndarray
+    integrals: np.ndarray
+    error: np.ndarray
+
+
+def ssprk3_step(state: np.ndarray, t: float, dt: float, rhs: Callable, project: Callable, first) -> StepResult:
+    """One SSPRK3 step.
+
+    Parameters
+    ----------
+    state : ndarray
+    t, dt : float
+    rhs : callable
+        rhs(state, t) -> (tendency, rates): the state's rate of change and a vector of rates to be integrated.
+    project : callable
+        Applied to the state after every stage (may work in place, must return the state).
+    first : tuple
+        rhs(state, t), known from the choice of dt.
+    """
+    k1, r1 = first
+    u1 = project(state + dt * k1)
+    k2, r2 = rhs(u1, t + dt)
+    u2 = project(0.75 * state + 0.25 * (u1 + dt * k2))
+    k3, r3 = rhs(u2, t + dt / 2)
+    new = project((state + 2 * (u2 + dt * k3)) / 3)
+    return StepResult(new, dt * (r1 + r2 + 4 * r3) / 6, new - 2 * u2 + state)
+
+
+def steps_to(t: float, target: float, dt: float) -> float:
+    """The largest step of at most `dt` that reaches `target` in equal steps."""
+    remaining = target - t
+    return remaining / max(1, math.ceil(remaining / dt * (1 - 1e-12)))
+
+
+def arrival(t: float, dt: float, target: float) -> float:
+    """t + dt, or exactly `target` if the step ends there."""
+    return target if t + dt >= target - 1e-9 * dt else t + dt
+
+
+@dataclass
+class StepController:
+    """Chooses the step length: the stability bound, the error control, or a fixed step.
+
+    A linear mode growing at rate lambda moves by z = lambda dt in a step; the Heun-SSPRK3 difference is z^3/6 and the error
+    of SSPRK3 z^4/24, relative to the mode. The ratio q of the difference to the movement of the step is therefore z^2/6, and
+    the relative error of the movement (6 q)^(3/2) / 24. That is held below `error_tolerance`: near an equilibrium, where
+    velocities vanish and the Courant number allows any step, it keeps growth rates right. Once less than `QUIET_RATE` of the
+    mass moves per unit time the error is measured against that rate instead.
+
+    Parameters
+    ----------
+    cfl : float
+        Courant number on pi/nlat.
+    error_tolerance : float
+        Relative error of the movement of one step.
+    fixed_dt : float or None
+        Use this step and no control.
+
+    Attributes
+    ----------
+    suggestion : float
+        Step length that error control allows next; part of a run's state.
+    rejected : int
+        Steps that were repeated so far.
+    """
+
+    cfl: float = 0.3
+    error_tolerance: float = 1e-4
+    fixed_dt: float | None = None
+    suggestion: float = math.inf
+    rejected: int = 0
+
+    def choose(self, step_bound: Callable[[float], float], t: float, step: int) -> float:
+        """Step length before landing; `step_bound(cfl)` is the stability bound at the present state.
+
+        Raises
+        ------
+        NumericalError
+            If a fixed step is beyond the stability bound.
+        """
+        if self.fixed_dt is None:
+            return min(step_bound(self.cfl), self.suggestion)
+        bound = step_bound(STABLE_CFL)
+        if self.fixed_dt > bound:
+            raise NumericalError(
+                f"solver.dt: {self.fixed_dt:g} is beyond the stability bound {bound:.3g} at step {step}, t = {t:.6g}; "
+                "choose a smaller dt, or leave it out so that steps follow the flow"
+            )
+        return self.fixed_dt
+
+    def accept(self, moved: float, error: float, dt: float) -> bool:
+        """Judge a step that moved the mass `moved` with the Heun-SSPRK3 difference `error` (both half L1 norms)."""
+        if self.fixed_dt is not None:
+            return True
+        reference = max(moved, QUIET_RATE * dt)
+        estimate = (6 * error / reference) ** 1.5 / 24 if reference > 0 else 0.0
+        ratio = (self.error_tolerance / estimate) ** (1 / 3) if estimate > 0 else math.inf
+        if estimate > self.error_tolerance:
+            self.suggestion = dt * max(0.9 * ratio, 0.2)
+            self.rejected += 1
+            return False
+        self.suggestion = dt * min(0.9 * ratio, GROWTH_LIMIT)
+        return True

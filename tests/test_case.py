@@ -1,0 +1,620 @@
+"""Case files: what is accepted, what is refused and with which words, and that nothing is lost on the way."""
+
+import math
+import tomllib
+from pathlib import Path
+
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from sphereflow.case import Case, load_case, parse_case
+from sphereflow.case.tables import KIND_KEYS, TABLES, variants
+from sphereflow.errors import CaseError
+
+IDENTITY = [[1, 0, 0], [0, 1, 0], [0, 0, 1]]
+SKEWED = [[1, 2, 0], [2, 1, 0.5], [0, 0.25, 1]]
+PYDANTIC_WORDS = ("pydantic", "https://", "Input should", "validation error", "type=", "input_value", "discriminator")
+
+
+def case_data(**tables):
+    """A small valid case in which whole tables are replaced."""
+    return {"initial": {"kind": "uniform"}, "solver": {"t_end": 2.0}, **tables}
+
+
+def errors_of(data, *overrides, **options):
+    """The lines of the error that a case causes, without the heading."""
+    with pytest.raises(CaseError) as caught:
+        parse_case(data, overrides, **options)
+    heading, *lines = str(caught.value).split("\n")
+    number = "1 error" if len(lines) == 1 else f"{len(lines)} errors"
+    assert heading == f"case: {number}"
+    assert not [word for word in PYDANTIC_WORDS if word in str(caught.value)]
+    return [line.strip() for line in lines]
+
+
+def only_error(data, *overrides, **options):
+    (line,) = errors_of(data, *overrides, **options)
+    return line
+
+
+# ---------------------------------------------------------------------------------------------------------- defaults
+def test_smallest_case_has_documented_defaults():
+    case = parse_case('[initial]\nkind = "uniform"\n[solver]\nt_end = 2\n')
+    assert (case.schema_version, case.title, case.grid.nlat) == (1, "", 64)
+    model = case.model
+    assert (model.velocity, model.direction, model.diffusion, model.tolerance, model.backend) == (
+        "attention", "descend", 0.0, 1e-10, "auto",
+    )  # fmt: skip
+    heads = case.heads
+    assert (heads.schedule, heads.count, heads.initial, heads.matrices, heads.file) == (
+        "frozen", 1, "identity", None, None,
+    )  # fmt: skip
+    assert (heads.scale, heads.seed, heads.step, heads.values, heads.weights) == (1.0, 0, 5e-3, "logits", (1.0,))
+    solver = case.solver
+    assert (solver.kind, solver.t_end, solver.cfl, solver.error_tolerance, solver.dt, solver.reconstruction) == (
+        "finite-volume", 2.0, 0.3, 1e-4, None, "ppm",
+    )  # fmt: skip
+    assert (case.output.file, case.output.every, case.output.fields) == ("case.nc", 0.02, ("density",))
+
+
+def test_ornstein_uhlenbeck_defaults_and_explicit_zero_noise():
+    case = parse_case(case_data(heads={"schedule": "ornstein-uhlenbeck"}))
+    assert (case.heads.rate, case.heads.mean, case.heads.noise_var, case.heads.scheme) == (1.0, "identity", 2.0, "exact")
+    quiet = parse_case(case_data(heads={"schedule": "ornstein-uhlenbeck", "noise_var": 0}))
+    assert quiet.heads.noise_var == 0.0
+
+
+def test_count_is_the_number_of_matrices():
+    case = parse_case(case_data(heads={"matrices": [IDENTITY, SKEWED, IDENTITY]}))
+    assert case.heads.count == 3 and case.heads.initial is None
+    assert case.heads.weights == pytest.approx([1 / 3] * 3, abs=1e-16)
+    assert case.heads.matrices[1] == ((1.0, 2.0, 0.0), (2.0, 1.0, 0.5), (0.0, 0.25, 1.0))
+
+
+def test_integers_become_floats_and_a_fixed_step_switches_the_control_off():
+    case = parse_case(case_data(solver={"t_end": 3, "dt": 1}))
+    assert type(case.solver.t_end) is float and case.solver.dt == 1.0
+    assert case.solver.cfl is None and case.solver.error_tolerance is None
+
+
+def test_mixture_defaults_are_spread_over_the_centers():
+    initial = parse_case(case_data(initial={"kind": "vmf-mixture", "centers": [[2, 0, 0], [0, -1, 0]], "kappa": 7})).initial
+    assert initial.kappa == (7.0, 7.0) and initial.weights == (0.5, 0.5)
+
+
+def test_a_case_cannot_be_changed_and_can_be_hashed():
+    case = parse_case(case_data())
+    with pytest.raises(ValueError, match="frozen"):
+        case.grid.nlat = 32
+    assert hash(case) == hash(parse_case(case_data()))
+
+
+def test_every_key_of_every_table_is_described():
+    for cls in [Case, *(cls for table in TABLES for cls in variants(table).values())]:
+        for name, field in cls.model_fields.items():
+            assert field.description and field.description.endswith("."), f"{cls.__name__}.{name}"
+            assert cls.model_config["extra"] == "forbid" and cls.model_config["strict"] and cls.model_config["frozen"]
+
+
+@pytest.mark.parametrize("table", KIND_KEYS)
+def test_default_kinds_exist(table):
+    default = KIND_KEYS[table][1]
+    assert default is None or default in variants(table)
+
+
+# ---------------------------------------------------------------------------------- one bad value: where, what, remedy
+OU = "ornstein-uhlenbeck"
+HUGE = 10**400
+BAD_VALUES = [
+    # [grid]
+    ("grid", {"nlat": 33}, 'grid.nlat: 33 is not allowed; must be >= 8 and even'),
+    ("grid", {"nlat": 6}, 'grid.nlat: 6 is not allowed; must be >= 8 and even'),
+    ("grid", {"nlat": 0}, 'grid.nlat: 0 is not allowed; must be >= 8 and even'),
+    ("grid", {"nlat": -64}, 'grid.nlat: -64 is not allowed; must be >= 8 and even'),
+    ("grid", {"nlat": 64.0}, 'grid.nlat: 64.0 is not allowed; must be an integer >= 8 and even'),
+    ("grid", {"nlat": "64"}, 'grid.nlat: "64" is not allowed; must be an integer >= 8 and even'),
+    ("grid", {"nlat": True}, 'grid.nlat: true is not allowed; must be an integer >= 8 and even'),
+    ("grid", {"nlatt": 64}, 'grid.nlatt: unknown key; did you mean nlat?'),
+    ("grid", {"colour": 1}, 'grid.colour: unknown key; the keys of [grid] are nlat'),
+    ("grid", {"t_end": 1.0}, 'grid.t_end: unknown key; did you mean solver.t_end?'),
+    ("grid", 64, 'grid: 64 is not allowed; must be a table: [grid]'),
+    # [model]
+    ("model", {"velocity": "atention"},
+     'model.velocity: "atention" is not allowed; must be one of attention, gradient-flow, unnormalized; '
+     'did you mean attention?'),
+    ("model", {"velocity": 3}, 'model.velocity: 3 is not allowed; must be one of attention, gradient-flow, unnormalized'),
+    ("model", {"velocity": ["attention"]},
+     'model.velocity: ["attention"] is not allowed; must be one of attention, gradient-flow, unnormalized'),
+    ("model", {"direction": "up"}, 'model.direction: "up" is not allowed; must be one of descend, ascend'),
+    ("model", {"backend": "fftw"}, 'model.backend: "fftw" is not allowed; must be one of auto, shtns, ducc0'),
+    ("model", {"diffusion": -0.5}, 'model.diffusion: -0.5 is not allowed; must be >= 0'),
+    ("model", {"diffusion": False}, 'model.diffusion: false is not allowed; must be a finite number >= 0'),
+    ("model", {"diffusion": math.nan}, 'model.diffusion: nan is not allowed; must be a finite number >= 0'),
+    ("model", {"diffusion": math.inf}, 'model.diffusion: inf is not allowed; must be a finite number >= 0'),
+    ("model", {"diffusion": HUGE},
+     'model.diffusion: an integer with more than 300 digits is not allowed; must be a finite number >= 0'),
+    ("model", {"tolerance": 1e-15}, 'model.tolerance: 1e-15 is not allowed; must be >= 1e-14 and <= 1e-2'),
+    ("model", {"tolerance": 0.1}, 'model.tolerance: 0.1 is not allowed; must be >= 1e-14 and <= 1e-2'),
+    ("model", {"tolerance": "small"},
+     'model.tolerance: "small" is not allowed; must be a number >= 1e-14 and <= 1e-2'),
+    # [heads]
+    ("heads", {"count": 0}, 'heads.count: 0 is not allowed; must be >= 1 and <= 100000'),
+    ("heads", {"count": -2}, 'heads.count: -2 is not allowed; must be >= 1 and <= 100000'),
+    ("heads", {"count": 10**9}, 'heads.count: 1000000000 is not allowed; must be >= 1 and <= 100000'),
+    ("heads", {"count": 2.5}, 'heads.count: 2.5 is not allowed; must be an integer >= 1 and <= 100000'),
+    ("heads", {"schedule": "oscillate"},
+     'heads.schedule: "oscillate" is not allowed; must be one of frozen, ornstein-uhlenbeck, oscillating, table; '
+     'did you mean oscillating?'),
+    ("heads", {"schedule": 1},
+     'heads.schedule: 1 is not allowed; must be one of frozen, ornstein-uhlenbeck, oscillating, table'),
+    ("heads", {"initial": "one"},
+     'heads.initial: "one" is not allowed; must be one of identity, zero, gaussian-symmetric'),
+    ("heads", {"matrices": [IDENTITY, [[1, 0, 0], [0, 1, 0]]]},
+     'heads.matrices[1]: [[1, 0, 0], [0, 1, 0]] is not allowed; must be a 3x3 matrix: 3 rows of 3 numbers'),
+    ("heads", {"matrices": [[[1, 0], [0, 1]]]},
+     'heads.matrices[0]: [[1, 0], [0, 1]] is not allowed; must be a 3x3 matrix: 3 rows of 3 numbers'),
+    ("heads", {"matrices": [[[1, 0, 0], [0, "x", 0], [0, 0, 1]]]},
+     'heads.matrices[0][1][1]: "x" is not allowed; must be a finite number'),
+    ("heads", {"matrices": [[[1, 0, 0], [0, math.nan, 0], [0, 0, 1]]]},
+     'heads.matrices[0][1][1]: nan is not allowed; must be a finite number'),
+    ("heads", {"matrices": [[[1, 0, 0], [0, True, 0], [0, 0, 1]]]},
+     'heads.matrices[0][1][1]: true is not allowed; must be a finite number'),
+    ("heads", {"matrices": []}, 'heads.matrices: [] is not allowed; must be a non-empty list of 3x3 matrices'),
+    ("heads", {"matrices": "identity"},
+     'heads.matrices: "identity" is not allowed; must be a non-empty list of 3x3 matrices'),
+    ("heads", {"matrices": IDENTITY},
+     'heads.matrices: [[1, 0, 0], [0, 1, 0], [0, 0, 1]] is not allowed; must be a list of 3x3 matrices, and this is one '
+     'matrix: put it into a list, [[[..], [..], [..]]]'),
+    ("heads", {"matrices": [IDENTITY, IDENTITY], "count": 3},
+     'heads.matrices: 2 3x3 matrices are not allowed; must be 3, heads.count'),
+    ("heads", {"file": "heads.txt"}, 'heads.file: "heads.txt" is not allowed; must be a file name ending in .npz or .nc'),
+    ("heads", {"file": 3}, 'heads.file: 3 is not allowed; must be a file name in quotes'),
+    ("heads", {"initial": "zero", "matrices": [IDENTITY]},
+     'heads: initial = "zero" and matrices = [[[1, 0, 0], [0, 1, 0], [0, 0, 1]]] are not allowed together; must be only '
+     'one of initial, matrices, file'),
+    ("heads", {"scale": math.inf}, 'heads.scale: inf is not allowed; must be a finite number'),
+    ("heads", {"seed": -1}, 'heads.seed: -1 is not allowed; must be >= 0'),
+    ("heads", {"seed": 1.5}, 'heads.seed: 1.5 is not allowed; must be an integer >= 0'),
+    ("heads", {"seed": [1, -2]}, 'heads.seed[1]: -2 is not allowed; must be >= 0'),
+    ("heads", {"seed": []}, 'heads.seed: [] is not allowed; must be a non-empty list of integers >= 0'),
+    ("heads", {"step": 0}, 'heads.step: 0 is not allowed; must be > 0'),
+    ("heads", {"step": -0.1}, 'heads.step: -0.1 is not allowed; must be > 0'),
+    ("heads", {"values": "logit"},
+     'heads.values: "logit" is not allowed; must be "logits", "identity", a list of 3x3 matrices, or a file name ending '
+     'in .npz or .nc'),
+    ("heads", {"values": {"file": "v.csv"}},
+     'heads.values: {file = "v.csv"} is not allowed; must be a file name ending in .npz or .nc'),
+    ("heads", {"values": {"name": "v.npz"}}, 'heads.values: {name = "v.npz"} is not allowed; must be a file name in quotes'),
+    ("heads", {"values": [IDENTITY, IDENTITY]},
+     'heads.values: 2 3x3 matrices are not allowed; must be 1, the number of heads; set heads.count for another'),
+    ("heads", {"count": 2, "weights": [1.0]}, 'heads.weights: 1 weights are not allowed; must be 2, heads.count'),
+    ("heads", {"count": 2, "weights": [0.5, 0.4]},
+     'heads.weights: [0.5, 0.4] sums to 0.9; must sum to 1 within 1e-12'),
+    ("heads", {"count": 2, "weights": [0.5, 0.5 + 1e-11]},
+     'heads.weights: [0.5, 0.50000000001] sums to 1.00000000001; must sum to 1 within 1e-12'),
+    ("heads", {"count": 2, "weights": [1e308, 1e308]},
+     'heads.weights: [1e+308, 1e+308] sums to inf; must sum to 1 within 1e-12'),
+    ("heads", {"count": 2, "weights": [1.5, -0.5]}, 'heads.weights[1]: -0.5 is not allowed; must be > 0'),
+    ("heads", {"count": 2, "weights": [1, 0]}, 'heads.weights[1]: 0 is not allowed; must be > 0'),
+    ("heads", {"weights": 1}, 'heads.weights: 1 is not allowed; must be a non-empty list of numbers > 0 that sum to 1'),
+    ("heads", {"schedule": OU, "rate": 0}, 'heads.rate: 0 is not allowed; must be > 0'),
+    ("heads", {"schedule": OU, "noise_var": -1.0}, 'heads.noise_var: -1.0 is not allowed; must be >= 0'),
+    ("heads", {"schedule": OU, "mean": "one"},
+     'heads.mean: "one" is not allowed; must be "identity", "zero", a 3x3 matrix, or a list of 3x3 matrices'),
+    ("heads", {"schedule": OU, "mean": [[1, 0], [0, 1]]},
+     'heads.mean: [[1, 0], [0, 1]] is not allowed; must be a 3x3 matrix: 3 rows of 3 numbers'),
+    ("heads", {"schedule": OU, "count": 3, "mean": [IDENTITY, IDENTITY]},
+     'heads.mean: 2 3x3 matrices are not allowed; must be 3, heads.count'),
+    ("heads", {"schedule": OU, "mean": SKEWED},
+     'heads.mean: entry [1][2] = 0.5 but entry [2][1] = 0.25; must be symmetric with schedule = "ornstein-uhlenbeck"'),
+    ("heads", {"schedule": OU, "scheme": "euler"},
+     'heads.scheme: "euler" is not allowed; must be one of exact, euler-maruyama; did you mean euler-maruyama?'),
+    ("heads", {"schedule": OU, "matrices": [IDENTITY, SKEWED]},
+     'heads.matrices[1]: entry [1][2] = 0.5 but entry [2][1] = 0.25; must be symmetric with schedule = '
+     '"ornstein-uhlenbeck"'),
+    ("heads", {"schedule": "oscillating", "matrices": [SKEWED]},
+     'heads.matrices[0]: entry [1][2] = 0.5 but entry [2][1] = 0.25; must be symmetric with schedule = "oscillating"'),
+    ("heads", {"schedule": "oscillating", "phase": "equi"},
+     'heads.phase: "equi" is not allowed; must be one of equispaced, random'),
+    ("heads", {"schedule": "oscillating", "noise_var": 0.5},
+     'heads.noise_var: 0.5 is not allowed with schedule = "oscillating"; the key must be removed, it belongs to '
+     'schedule = "ornstein-uhlenbeck"'),
+    ("heads", {"scheme": "exact"},
+     'heads.scheme: "exact" is not allowed with schedule = "frozen"; the key must be removed, it belongs to '
+     'schedule = "ornstein-uhlenbeck" or "oscillating"'),
+    ("heads", {"schedule": "table"},
+     'heads.file: missing; must be given: File (.npz or netCDF .nc) with arrays t (K), logits (K, head, row, col) and '
+     "optionally values (K, head, row, col). A relative name is taken from the case file's folder."),
+    # [initial]
+    ("initial", {},
+     'initial.kind: missing; must be one of uniform, vmf-mixture, octahedron, harmonic, tokens, netcdf'),
+    ("initial", {"kind": "octaeder"},
+     'initial.kind: "octaeder" is not allowed; must be one of uniform, vmf-mixture, octahedron, harmonic, tokens, netcdf; '
+     'did you mean octahedron?'),
+    ("initial", {"kind": "uniform", "kappa": 3},
+     'initial.kappa: 3 is not allowed with kind = "uniform"; the key must be removed, it belongs to kind = "vmf-mixture" '
+     'or "octahedron" or "tokens"'),
+    ("initial", {"kind": "vmf-mixture"},
+     'initial.centers: missing; must be given: Centres: vectors of any length but 0, which are normalised.'),
+    ("initial", {"kind": "vmf-mixture", "centers": []},
+     'initial.centers: [] is not allowed; must be a non-empty list of vectors of 3 numbers'),
+    ("initial", {"kind": "vmf-mixture", "centers": [[1, 0, 0], [0, 0, 0]]},
+     'initial.centers[1]: [0.0, 0.0, 0.0] is not allowed; must be a vector that is not zero: it is normalised to a point '
+     'of the sphere'),
+    ("initial", {"kind": "vmf-mixture", "centers": [[1, 0]]},
+     'initial.centers[0]: [1, 0] is not allowed; must be a vector of 3 numbers'),
+    ("initial", {"kind": "vmf-mixture", "centers": [1, 0, 0]}, None),
+    ("initial", {"kind": "vmf-mixture", "centers": [[1, 0, math.inf]]},
+     'initial.centers[0][2]: inf is not allowed; must be a finite number'),
+    ("initial", {"kind": "vmf-mixture", "centers": [[1, 0, 0]], "kappa": 0},
+     'initial.kappa: 0 is not allowed; must be > 0'),
+    ("initial", {"kind": "vmf-mixture", "centers": [[1, 0, 0]], "kappa": [-5.0]},
+     'initial.kappa[0]: -5.0 is not allowed; must be > 0'),
+    ("initial", {"kind": "vmf-mixture", "centers": [[1, 0, 0]], "kappa": [5, 6]},
+     'initial.kappa: 2 concentrations are not allowed; must be 1, one for each of initial.centers or one number'),
+    ("initial", {"kind": "vmf-mixture", "centers": [[1, 0, 0]], "weights": [0.5, 0.5]},
+     'initial.weights: 2 weights are not allowed; must be 1, one for each of initial.centers'),
+    ("initial", {"kind": "vmf-mixture", "centers": [[1, 0, 0]], "weights": [0.5]},
+     'initial.weights: [0.5] sums to 0.5; must sum to 1 within 1e-12'),
+    ("initial", {"kind": "octahedron", "kappa": -1}, 'initial.kappa: -1 is not allowed; must be > 0'),
+    ("initial", {"kind": "octahedron", "kappa": math.nan},
+     'initial.kappa: nan is not allowed; must be a finite number > 0'),
+    ("initial", {"kind": "harmonic", "degree": 0}, 'initial.degree: 0 is not allowed; must be >= 1'),
+    ("initial", {"kind": "harmonic", "degree": 64}, 'initial.degree: 64 is not allowed; must be < grid.nlat = 64'),
+    ("initial", {"kind": "harmonic", "degree": 2, "order": -3},
+     'initial.order: -3 is not allowed; must be >= -2 and <= 2 = initial.degree'),
+    ("initial", {"kind": "harmonic", "degree": 2, "order": 1.0},
+     'initial.order: 1.0 is not allowed; must be an integer'),
+    ("initial", {"kind": "harmonic", "degree": 2, "amplitude": "0.1"},
+     'initial.amplitude: "0.1" is not allowed; must be a finite number'),
+    ("initial", {"kind": "tokens", "file": ""}, 'initial.file: "" is not allowed; must be a file name in quotes'),
+    ("initial", {"kind": "tokens", "file": "a\0b"}, 'initial.file: "a\\u0000b" is not allowed; must be a usable file name'),
+    # [solver]
+    ("solver", {}, 'solver.t_end: missing; must be given: Flow time at which the run ends, > 0.'),
+    ("solver", {"t_end": 0}, 'solver.t_end: 0 is not allowed; must be > 0'),
+    ("solver", {"t_end": -1.5}, 'solver.t_end: -1.5 is not allowed; must be > 0'),
+    ("solver", {"t_end": math.inf}, 'solver.t_end: inf is not allowed; must be a finite number > 0'),
+    ("solver", {"t_end": "20"}, 'solver.t_end: "20" is not allowed; must be a finite number > 0'),
+    ("solver", {"t_end": 1, "kind": "particles"},
+     'solver.kind: "particles" is not allowed; must be one of finite-volume'),
+    ("solver", {"t_end": 1, "dt": 0}, 'solver.dt: 0 is not allowed; must be > 0'),
+    ("solver", {"t_end": 1, "dt": -0.1}, 'solver.dt: -0.1 is not allowed; must be > 0'),
+    ("solver", {"t_end": 1, "cfl": 0}, 'solver.cfl: 0 is not allowed; must be > 0 and <= 1'),
+    ("solver", {"t_end": 1, "cfl": 1.5}, 'solver.cfl: 1.5 is not allowed; must be > 0 and <= 1'),
+    ("solver", {"t_end": 1, "error_tolerance": 0}, 'solver.error_tolerance: 0 is not allowed; must be > 0'),
+    ("solver", {"t_end": 1, "dt": 0.1, "cfl": 0.3},
+     'solver.cfl: 0.3 is not allowed together with solver.dt = 0.1; one of the two must be removed: dt fixes the step, '
+     'cfl and error_tolerance control it'),
+    ("solver", {"t_end": 1, "dt": 0.1, "error_tolerance": 1e-3},
+     'solver.error_tolerance: 0.001 is not allowed together with solver.dt = 0.1; one of the two must be removed: dt '
+     'fixes the step, cfl and error_tolerance control it'),
+    ("solver", {"t_end": 1, "reconstruction": "muscl"},
+     'solver.reconstruction: "muscl" is not allowed; must be one of ppm, upwind'),
+    ("solver", [], 'solver: [] is not allowed; must be a table: [solver]'),
+    # [output]
+    ("output", {"every": 3.0}, 'output.every: 3.0 is not allowed; must be <= solver.t_end = 2.0'),
+    ("output", {"every": 0}, 'output.every: 0 is not allowed; must be > 0'),
+    ("output", {"file": ""}, 'output.file: "" is not allowed; must be a file name in quotes'),
+    ("output", {"file": 3}, 'output.file: 3 is not allowed; must be a file name in quotes'),
+    ("output", {"fields": "density"}, 'output.fields: "density" is not allowed; must be a list of field names'),
+    ("output", {"fields": ["densty"]},
+     'output.fields[0]: "densty" is not allowed; must be one of density, potential, effective_mobility, first_variation, '
+     'velocity; did you mean density?'),
+    ("output", {"fields": ["density", "velocity", "density"]},
+     'output.fields: ["density", "velocity", "density"] names density more than once; must name each field once'),
+    ("output", {"checkpoint_every": 60.0}, 'output.checkpoint_every: unknown key; the keys of [output] are file, every, '
+     'fields'),
+    # the case itself
+    ("schema", 2, 'schema: 2 is not allowed; must be 1'),
+    ("schema", True, 'schema: true is not allowed; must be the integer 1'),
+    ("schema", 1.0, 'schema: 1.0 is not allowed; must be the integer 1'),
+    ("title", 3, 'title: 3 is not allowed; must be a string in quotes'),
+    ("titel", "x", 'titel: unknown key; did you mean title?'),
+    ("solvr", {"t_end": 1}, 'solvr: unknown table; did you mean solver?'),
+    ("t_end", 3.0, 'unknown key; did you mean solver.t_end?'),
+    ("colour", 3, 'colour: unknown key; the keys of a case are schema, title, grid, model, heads, initial, solver, output'),
+]  # fmt: skip
+
+
+@pytest.mark.parametrize(("table", "content", "expected"), BAD_VALUES, ids=lambda value: str(value)[:50])
+def test_bad_value_is_named_with_place_and_remedy(table, content, expected):
+    if expected is None:  # one vector in the place of a list of them: each number is wrong
+        lines = errors_of(case_data(**{table: content}))
+        assert lines[0] == 'initial.centers[0]: 1 is not allowed; must be a vector of 3 numbers' and len(lines) == 3
+    else:
+        assert only_error(case_data(**{table: content})).endswith(expected)
+
+
+@pytest.mark.parametrize("velocity", ["gradient-flow", "unnormalized"])
+@pytest.mark.parametrize("values", ["identity", [IDENTITY]])
+def test_general_values_need_attention(velocity, values):
+    line = only_error(case_data(model={"velocity": velocity}, heads={"values": values}))
+    assert line.startswith("heads.values: ") and ("identity" in line or "[[[1, 0, 0]" in line)
+    assert f'model.velocity = "{velocity}"' in line and 'must be "logits"' in line
+    parse_case(case_data(model={"velocity": "attention"}, heads={"values": values}))
+
+
+@pytest.mark.parametrize("velocity", ["attention", "gradient-flow", "unnormalized"])
+def test_frozen_matrices_need_no_symmetry(velocity):
+    case = parse_case(case_data(model={"velocity": velocity}, heads={"matrices": [SKEWED]}))
+    assert case.heads.matrices[0][1][2] == 0.5
+
+
+def test_symmetry_allows_round_off_but_names_every_other_matrix():
+    nearly = [[1, 0.1 + 0.2, 0], [0.3, 1, 0], [0, 0, 1]]
+    heads = {"schedule": "oscillating", "matrices": [nearly, SKEWED, SKEWED]}
+    lines = errors_of(case_data(heads=heads))
+    assert [line.partition(":")[0] for line in lines] == ["heads.matrices[1]", "heads.matrices[2]"]
+    parse_case(case_data(heads={**heads, "matrices": [nearly]}))
+
+
+def test_all_errors_at_once():
+    text = """
+titel = "misspelt"
+[grid]
+nlatt = 64
+nlat = 7
+[model]
+velocity = "unnormalised"
+[heads]
+schedule = "oscilating"
+count = 2
+noise_var = -1.0
+weights = [0.2, 0.2]
+[initial]
+kind = "harmonic"
+degree = 2
+order = 5
+colour = "red"
+[solver]
+t_end = 2.0
+dt = 0
+cfl = 0.3
+[output]
+every = 3.0
+"""
+    lines = errors_of(text, "grid.x=1", "no equals sign")
+    places = sorted(line.partition(": ")[0] for line in lines)
+    assert places == sorted([
+        "--set no equals sign", "titel", "grid.nlatt", "grid.nlat", "grid.x", "model.velocity", "heads.schedule",
+        "heads.noise_var", "heads.weights", "initial.order", "initial.colour", "solver.dt", "solver.cfl", "output.every",
+    ])  # fmt: skip
+
+
+def test_unknown_kind_still_has_the_keys_of_all_kinds_checked():
+    lines = errors_of(case_data(heads={"schedule": "brownian", "seed": -1, "noise_var": -3}, solver={"kind": "x", "t_end": 0}))
+    assert [line.partition(":")[0] for line in lines] == ["heads.schedule", "solver.kind", "heads.seed", "solver.t_end"]
+
+
+@pytest.mark.parametrize("table", TABLES)
+def test_every_key_refuses_every_wrong_type(table, tmp_path):
+    """No value of any type gets through to a place it does not belong to, or ends in anything but a CaseError."""
+    for kind, cls in variants(table).items():
+        for key, field in cls.model_fields.items():
+            for value in ({"a": {}}, [[[{}]]], [True], -math.inf, [["x"]], {"file": [1]}):
+                content = {KIND_KEYS[table][0]: kind} if kind else {}
+                lines = errors_of(case_data(**{table: {**content, key: value}}))
+                assert [line for line in lines if line.startswith(f"{table}.{key}")], (key, value, field, lines)
+
+
+def test_something_else_than_a_case():
+    with pytest.raises(CaseError, match="case: 3 is not a case; must be TOML text or a dictionary"):
+        parse_case(3)
+
+
+# ------------------------------------------------------------------------------------------------------------- files
+def write(folder, text, name="run.toml"):
+    path = folder / name
+    path.write_text(text, encoding="utf-8")
+    return path
+
+
+SMALL = '[initial]\nkind = "uniform"\n[solver]\nt_end = 2\n'
+
+
+def test_load_names_the_output_after_the_case(tmp_path):
+    assert load_case(write(tmp_path, SMALL, "ten_heads.toml")).output.file == "ten_heads.nc"
+    assert load_case(str(write(tmp_path, "\ufeff" + SMALL))).output.file == "run.nc"
+
+
+@pytest.mark.parametrize(
+    ("text", "place"),
+    [
+        ('[grid]\nnlat 64\n', "(at line 2, column 6)"),
+        ('[grid]\nnlat = 64\n[grid]\n', "(at line 3, column 6)"),
+        ('title = "x"\n[solver]\nt_end = [1,', "(at line 3, column 12, the end of the file)"),
+        ("t_end = " + "9" * 5000, "digits"),
+        ("t_end = " + "[" * 5000, "nested too deeply"),
+    ],
+)  # fmt: skip
+def test_toml_errors_name_file_line_and_column(tmp_path, text, place):
+    path = write(tmp_path, text)
+    with pytest.raises(CaseError) as caught:
+        load_case(path)
+    assert str(caught.value).startswith(f"{path}: not valid TOML: ") and place in str(caught.value)
+
+
+def test_unreadable_files(tmp_path):
+    with pytest.raises(CaseError, match=r"nothing\.toml: there is no such file; must be the name of a case file"):
+        load_case(tmp_path / "nothing.toml")
+    with pytest.raises(CaseError, match="is a folder; must be the name of a case file"):
+        load_case(tmp_path)
+    with pytest.raises(CaseError, match="the file is empty; must hold a case"):
+        load_case(write(tmp_path, " \n\n"))
+    (tmp_path / "latin.toml").write_bytes('title = "x"\ntitle2 = "Lösung"\n'.encode("latin-1"))
+    with pytest.raises(CaseError, match=r"latin\.toml: byte 0xf6 in line 2 is not UTF-8; must be a text file in UTF-8"):
+        load_case(tmp_path / "latin.toml")
+    with pytest.raises(CaseError, match="cannot be read"):
+        load_case("a\0b")
+
+
+def test_comments_only_tell_what_is_missing(tmp_path):
+    path = write(tmp_path, "# nothing yet\n")
+    with pytest.raises(CaseError) as caught:
+        load_case(path)
+    assert str(caught.value).startswith(f"{path}: 2 errors\n")
+    assert "initial.kind: missing" in str(caught.value) and "solver.t_end: missing" in str(caught.value)
+
+
+def test_input_files_are_found_beside_the_case(tmp_path, monkeypatch):
+    elsewhere = tmp_path / "elsewhere"
+    elsewhere.mkdir()
+    monkeypatch.chdir(elsewhere)
+    for name in ("a.npz", "v.npz", "tokens.pt"):
+        (tmp_path / name).touch()
+    text = (
+        '[heads]\nschedule = "table"\nfile = "elsewhere/../a.npz"\nvalues = {file = "v.npz"}\n'
+        '[initial]\nkind = "tokens"\nfile = "tokens.pt"\n[solver]\nt_end = 1.0\n[output]\nfile = "out.nc"\n'
+    )
+    case = load_case(write(tmp_path, text))
+    folder = tmp_path.resolve()
+    assert (case.heads.file, case.heads.values) == (folder / "a.npz", folder / "v.npz")
+    assert case.initial.file == folder / "tokens.pt" and isinstance(case.initial.file, Path)
+    assert case.output.file == "out.nc"
+    assert case.heads.count is None and case.heads.weights is None  # known only when the file is read
+    assert parse_case(case.to_toml()) == case
+    plain = load_case(write(tmp_path, text.replace('{file = "v.npz"}', '"v.npz"')))
+    assert plain == case
+
+
+@pytest.mark.parametrize("require_files", [True, False])
+def test_missing_input_files(tmp_path, require_files):
+    (tmp_path / "folder.npz").mkdir()
+    data = case_data(heads={"file": "folder.npz"}, initial={"kind": "netcdf", "file": "run.nc"})
+    if require_files:
+        lines = errors_of(data, folder=tmp_path)
+        folder = tmp_path.resolve()
+        assert lines == [
+            f'heads.file: "folder.npz" is not found, there is no file {folder}/folder.npz; must be an existing file',
+            f'initial.file: "run.nc" is not found, there is no file {folder}/run.nc; must be an existing file',
+        ]
+    else:
+        case = parse_case(data, folder=tmp_path, require_files=False)
+        assert case.initial.file == tmp_path.resolve() / "run.nc"
+
+
+def test_table_takes_its_matrices_from_the_file_only():
+    heads = {"schedule": "table", "file": "a.npz", "initial": "zero"}
+    line = only_error(case_data(heads=heads), require_files=False)
+    assert line.startswith('heads.initial: "zero" is not allowed with schedule = "table"; the key must be removed')
+
+
+def test_matrices_from_a_file_exclude_other_sources():
+    line = only_error(case_data(heads={"file": "a.npz", "initial": "zero"}), require_files=False)
+    assert line.startswith('heads: initial = "zero" and file = "a.npz" are not allowed together')
+
+
+# --------------------------------------------------------------------------------------------------------- overrides
+def test_overrides_are_toml_values_or_bare_words(tmp_path):
+    overrides = (
+        "grid.nlat=32", "model.velocity = unnormalized", 'title="quoted # text"', "output.file=a b#c.nc",
+        "heads.weights=[0.25, 0.75]", "heads.count=2", 'initial={kind = "octahedron", kappa = 4}', "solver.t_end=1e1",
+    )  # fmt: skip
+    case = load_case(write(tmp_path, "[grid]\nnlat = 16\n" + SMALL), overrides)
+    assert (case.grid.nlat, case.model.velocity, case.title) == (32, "unnormalized", "quoted # text")
+    assert (case.output.file, case.heads.weights, case.solver.t_end) == ("a b#c.nc", (0.25, 0.75), 10.0)
+    assert (case.initial.kind, case.initial.kappa) == ("octahedron", 4.0)
+
+
+@pytest.mark.parametrize(
+    ("override", "expected"),
+    [
+        ("grid.nlatt=32", "grid.nlatt: unknown key; did you mean nlat?"),
+        ("gird.nlat=32", "gird: unknown table; did you mean grid?"),
+        ("solver.t_end=soon", 'solver.t_end: "soon" is not allowed; must be a finite number > 0'),
+        ("solver.t_end=true", "solver.t_end: true is not allowed; must be a finite number > 0"),
+        ("heads.weights=[0.5, 0.5", "heads.weights: [0.5, 0.5 is not valid TOML: "),
+        ('title="open', 'title: "open is not valid TOML: '),
+        ("grid.nlat", "--set grid.nlat: not understood; must be table.key=value"),
+        ("=3", "--set =3: not understood; must be table.key=value"),
+        ("grid..nlat=3", "--set grid..nlat=3: not understood; must be table.key=value"),
+        ("solver.t_end.x=3", "solver.t_end.x: cannot be set: solver.t_end is not a table; must be table.key=value"),
+        ("title.x=3", "title.x: cannot be set: title is not a table; must be table.key=value"),
+        ("grid.nlat=32\n[model]\nvelocity='unnormalized'", 'grid.nlat: "32\\n[model]\\nvelocity=\'unnormalized\'" is not'),
+    ],
+)
+def test_bad_overrides(override, expected):
+    assert only_error(case_data(title="x"), override).startswith(expected)
+
+
+def test_the_data_given_are_not_changed():
+    data = case_data()
+    parse_case(data, ["grid.nlat=32", "solver.t_end=5"])
+    assert data == case_data()
+
+
+# -------------------------------------------------------------------------------------------------------- round trip
+def test_resolved_text_has_all_defaults_and_gives_the_same_case():
+    case = parse_case(case_data(title='say "so"\n[\n 1,\n]\t\\ \x7f é', heads={"schedule": OU, "matrices": [IDENTITY]}))
+    text = case.to_toml()
+    content = tomllib.loads(text)
+    assert content["schema"] == 1 and content["title"] == case.title
+    assert content["heads"]["noise_var"] == 2.0 and content["heads"]["weights"] == [1.0]
+    assert content["solver"]["cfl"] == 0.3 and content["output"]["every"] == 0.02
+    assert "[1.0, 0.0, 0.0]" in text  # a row of a matrix on one line
+    assert parse_case(text) == case
+
+
+def test_sha256_ignores_the_place_of_files_and_nothing_else(tmp_path):
+    def digest(folder, *overrides):
+        (tmp_path / folder).mkdir(exist_ok=True)
+        (tmp_path / folder / "d.nc").touch()
+        text = '[initial]\nkind = "netcdf"\nfile = "d.nc"\n[solver]\nt_end = 2\n'
+        return load_case(write(tmp_path / folder, text), overrides).sha256
+
+    assert len(digest("a")) == 64 and digest("a") == digest("b") == digest("a", "output.file=other.nc")
+    assert digest("a") == digest("a", "grid.nlat=64")  # a default made explicit
+    others = {digest("a", change) for change in ("grid.nlat=32", "output.every=0.5", "heads.seed=1", "initial.time=1")}
+    assert len(others | {digest("a")}) == 5
+
+
+numbers = st.floats(-1e6, 1e6)
+positive = st.floats(1e-6, 1e6)
+symmetric = st.tuples(*[numbers] * 6).map(lambda v: [[v[0], v[1], v[2]], [v[1], v[3], v[4]], [v[2], v[4], v[5]]])
+
+
+@st.composite
+def valid_cases(draw):
+    """Random valid cases without input files."""
+    count = draw(st.integers(1, 3))
+    matrices = st.lists(symmetric, min_size=count, max_size=count)
+    schedule = draw(st.sampled_from(["frozen", OU, "oscillating"]))
+    source = draw(st.sampled_from(["initial", "matrices"]))
+    heads = {
+        "count": count,
+        "schedule": schedule,
+        source: draw(matrices if source == "matrices" else st.sampled_from(["identity", "zero", "gaussian-symmetric"])),
+        "seed": draw(st.integers(0, 2**63) | st.lists(st.integers(0, 9), min_size=1, max_size=3)),
+        "scale": draw(numbers),
+        "values": draw(st.sampled_from(["logits", "identity"]) | matrices),
+    }
+    if schedule == OU:
+        heads |= {"noise_var": draw(st.floats(0, 10)), "mean": draw(st.just("zero") | symmetric | matrices)}
+    centers = draw(st.lists(st.tuples(positive, numbers, numbers), min_size=1, max_size=3))
+    initial = draw(
+        st.sampled_from([
+            {"kind": "uniform"},
+            {"kind": "vmf-mixture", "centers": centers, "kappa": draw(positive)},
+            {"kind": "octahedron", "kappa": draw(positive)},
+            {"kind": "harmonic", "degree": 3, "order": draw(st.integers(-3, 3)), "amplitude": draw(numbers)},
+        ])
+    )
+    control = draw(st.sampled_from([{}, {"dt": draw(positive)}, {"cfl": draw(st.floats(1e-3, 1))}]))
+    title = draw(st.text(st.characters(codec="utf-8"), max_size=12))
+    return {
+        "title": title,
+        "grid": {"nlat": 2 * draw(st.integers(4, 500))},
+        "heads": heads,
+        "initial": initial,
+        "solver": {"t_end": draw(positive), **control},
+    }
+
+
+@settings(max_examples=60, deadline=None, database=None)
+@given(valid_cases())
+def test_any_valid_case_survives_the_round_trip(data):
+    case = parse_case(data)
+    again = parse_case(case.to_toml())
+    assert again == case
+    assert again.to_toml() == case.to_toml() and again.sha256 == case.sha256
