@@ -22,6 +22,7 @@ from functools import cached_property
 
 import numpy as np
 
+from sphereflow.cells import node_values
 from sphereflow.faces import gradient_at_faces, vector_at_faces
 from sphereflow.grid import GaussGrid
 from sphereflow.harmonics import degrees_and_orders
@@ -90,7 +91,7 @@ class AttentionOperator:
         return (*[n for n in NONLINEAR_GRIDS if 4 * n <= 3 * self.grid.nlat], self.grid.nlat)
 
     def __call__(self, density: np.ndarray, heads: Heads) -> "AttentionFields":
-        """The model's fields for a density (nlat, nlon) and heads; each is computed when it is first asked for."""
+        """The model's fields for cell means of a density (nlat, nlon) and heads, each computed when first asked for."""
         return AttentionFields(self, density, heads)
 
     def resolve(self, name: str, smallest: int, compute) -> "NonlinearField":
@@ -172,8 +173,9 @@ class AttentionFields:
     def __init__(self, operator: AttentionOperator, density: np.ndarray, heads: Heads):
         self.operator, self.density, self.heads = operator, density, heads
         self.grid = operator.grid
+        self.node_density = node_values(operator.grid, density)
         self.expansion = DensityExpansion(
-            operator.grid, density, operator.tolerance, operator.backend, operator.nthreads
+            operator.grid, self.node_density, operator.tolerance, operator.backend, operator.nthreads
         )
 
     @cached_property

@@ -9,9 +9,12 @@ r"""Energy, its rates, and the ledger that closes the books of a run.
 Along a run E(t) - E(0) = W(t) - int P dt + residual, with W = int sum_h dE/dA_h : dA_h.
 """
 
+from dataclasses import dataclass
+
 import numpy as np
 
 from sphereflow.attention import AttentionFields
+from sphereflow.cells import node_values
 from sphereflow.harmonics import get_transform, inner_product
 
 
@@ -29,7 +32,7 @@ def dissipation(fields: AttentionFields, tendency: np.ndarray) -> float:
     variation, lmax = fields.variation_coefficients
     operator = fields.operator
     transform = get_transform(operator.grid.nlat, lmax, operator.backend, operator.nthreads)
-    return -float(inner_product(variation, transform.analysis(tendency), lmax))
+    return -float(inner_product(variation, transform.analysis(node_values(operator.grid, tendency)), lmax))
 
 
 def weight_power(fields: AttentionFields) -> float:
@@ -52,16 +55,42 @@ def ito_power(fields: AttentionFields, noise_var: float) -> float:
 def metric_speed_squared(fields: AttentionFields) -> float:
     """G^2 = int b |v|^2 rho."""
     speed_squared = np.sum(fields.velocity**2, axis=0)
-    return float(fields.grid.integrate(fields.effective_mobility * speed_squared * fields.density))
+    return float(fields.grid.integrate(fields.effective_mobility * speed_squared * fields.node_density))
 
 
 def metric_slope_squared(fields: AttentionFields) -> float:
     """S^2 = int |grad xi|^2 / b rho."""
     slope_squared = np.sum(fields.first_variation_gradient**2, axis=0)
-    return float(fields.grid.integrate(slope_squared / fields.effective_mobility * fields.density))
+    return float(fields.grid.integrate(slope_squared / fields.effective_mobility * fields.node_density))
 
 
 def gradient_flow_defect(fields: AttentionFields) -> float:
     """1/2 int b |v - v_gf|^2 rho, zero if and only if v is the gradient flow's velocity where there is mass."""
     difference = np.sum((fields.velocity - fields.gradient_flow_velocity) ** 2, axis=0)
-    return 0.5 * float(fields.grid.integrate(fields.effective_mobility * difference * fields.density))
+    return 0.5 * float(fields.grid.integrate(fields.effective_mobility * difference * fields.node_density))
+
+
+@dataclass
+class Ledger:
+    """Integrals along a run; part of its state.
+
+    Attributes
+    ----------
+    initial_energy : float
+        E at t = 0.
+    weight_work, dissipation_integral : float
+        W and int P, by the time scheme's own weights.
+    metric_speed_integral, weight_drift, weight_ito : float
+        int G^2 and the parts of W under noise, by the trapezoidal rule over the steps.
+    """
+
+    initial_energy: float
+    weight_work: float = 0.0
+    dissipation_integral: float = 0.0
+    metric_speed_integral: float = 0.0
+    weight_drift: float = 0.0
+    weight_ito: float = 0.0
+
+    def residual(self, energy_now: float) -> float:
+        """E(t) - E(0) - W(t) + int P: what the books do not explain."""
+        return energy_now - self.initial_energy - self.weight_work + self.dissipation_integral

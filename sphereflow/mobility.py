@@ -55,6 +55,7 @@ class DensityExpansion:
     ----------
     grid : GaussGrid
     density : ndarray, shape (nlat, nlon)
+        Values at the nodes.
     tolerance : float
         Relative error asked of mobilities.
     backend, nthreads : see `get_transform`.
@@ -99,8 +100,9 @@ class DensityExpansion:
 
     @cached_property
     def cells(self) -> tuple[np.ndarray, np.ndarray]:
-        """Positions (N, 3) and masses (N,) of the cells."""
-        return self.grid.points.reshape(-1, 3), (self.density * self.grid.cell_area[:, None]).ravel()
+        """Positions (N, 3) and masses (N,) >= 0 of the nodes, for positive sums."""
+        mass = (np.maximum(self.density, 0.0) * self.grid.cell_area[:, None]).ravel()
+        return self.grid.points.reshape(-1, 3), mass
 
 
 class SamplingGrid:

@@ -20,6 +20,7 @@ from functools import cached_property
 import numba
 import numpy as np
 
+from sphereflow.cells import area_weighted_moments, extended_faces
 from sphereflow.grid import GaussGrid
 
 RING_THRESHOLD = 0.5
@@ -55,15 +56,23 @@ class Transport:
     @cached_property
     def _edge_weight(self) -> np.ndarray:
         """Weights (nlat + 3, 4) of cells k-3 ... k for the edge between cells k-2 and k-1 of the ring-extended meridian."""
-        width = np.diff(self.grid.colatitude_face)
-        extended = np.concatenate([width[2::-1], width, width[:-4:-1]])
-        faces = np.concatenate([[0.0], np.cumsum(extended)])
+        faces = extended_faces(self.grid, 3)
         weights = np.zeros((self.grid.nlat + 3, 4))
-        powers = np.arange(1, 5)
         for k in range(self.grid.nlat + 3):
-            x = faces[k : k + 5] - faces[k + 2]
-            moments = (x[1:, None] ** powers - x[:-1, None] ** powers) / (powers * np.diff(x)[:, None])
+            moments = area_weighted_moments(faces[k : k + 5], np.arange(4), faces[k + 2])
             weights[k] = np.linalg.solve(moments.T, [1.0, 0.0, 0.0, 0.0])
+        return weights
+
+    @cached_property
+    def _line_weight(self) -> np.ndarray:
+        """Weights (nlat, 3) of the means of rings i-1, i, i+1 for the mean over theta along a meridian in cell i."""
+        faces = extended_faces(self.grid, 1)
+        powers = np.arange(3)
+        weights = np.empty((self.grid.nlat, 3))
+        for i in range(self.grid.nlat):
+            x = faces[i + 1 : i + 3] - self.grid.colatitude[i]
+            line = (x[1] ** (powers + 1) - x[0] ** (powers + 1)) / ((powers + 1) * (x[1] - x[0]))
+            weights[i] = np.linalg.solve(area_weighted_moments(faces[i : i + 4], powers, self.grid.colatitude[i]).T, line)
         return weights
 
     @cached_property
@@ -111,7 +120,7 @@ class Transport:
         out = np.empty(self.grid.shape)
         zonal, meridional = self._conductance
         _fluxes(
-            density, east, south, self._edge_weight, *self._lengths, zonal, meridional,
+            density, east, south, self._edge_weight, self._line_weight, *self._lengths, zonal, meridional,
             self.group_size, self.reconstruction == "ppm", self.diffusion > 0, flux_east, flux_south,
         )  # fmt: skip
         _divergence(density, flux_east, flux_south, self.grid.cell_area, self.group_size, dt, out)
@@ -139,7 +148,7 @@ def _nonnegative_edges(q, left, right):
 
 
 @numba.njit(cache=True, error_model="numpy", parallel=True)
-def _fluxes(q, u, v, weight, east_length, south_length, zonal, meridional, group, ppm, diffusive, fx, fy):
+def _fluxes(q, u, v, weight, line, east_length, south_length, zonal, meridional, group, ppm, diffusive, fx, fy):
     """Fluxes (mass per time) through the east faces, fx, and the faces between rings, fy; positive to east and south."""
     nlat, nlon = q.shape
     half = nlon // 2
@@ -162,7 +171,16 @@ def _fluxes(q, u, v, weight, east_length, south_length, zonal, meridional, group
         else:
             north[i, :] = q[i, :]
             south[i, :] = q[i, :]
-        _zonal_fluxes(q[i], u[i], east_length[i], ppm, fx[i])
+        row = q[i]
+        if ppm:
+            row = np.empty(nlon)
+            a, b, c = line[i]
+            for j in range(nlon):
+                opposite = j + half if j < half else j - half
+                above = q[i - 1, j] if i > 0 else q[0, opposite]
+                below = q[i + 1, j] if i + 1 < nlat else q[nlat - 1, opposite]
+                row[j] = max(a * above + b * q[i, j] + c * below, 0.0)
+        _zonal_fluxes(row, u[i], east_length[i], ppm, fx[i])
         if diffusive:
             _zonal_diffusion(q[i], zonal[i], group[i], fx[i])
     for k in numba.prange(nlat + 1):

@@ -14,7 +14,8 @@ from sphereflow.storage.arrays import read_arrays
 
 def sample(t_end=1.0, **changes):
     keys = dict(count=1, schedule="frozen", initial=None, matrices=None, file=None, scale=1.0, seed=42, step=0.05)
-    keys |= dict(values="logits", weights=None, rate=1.0, mean="identity", noise_var=2.0, scheme=None, phase="equispaced")
+    keys |= dict(values="logits", weights=None, rate=1.0, mean="identity", noise_var=2.0, scheme=None)
+    keys |= dict(phase="equispaced")
     return sample_weight_path(SimpleNamespace(**(keys | changes)), t_end, read_arrays=read_arrays)
 
 
@@ -206,4 +207,5 @@ def test_value_matrices(write):
         path = sample(count=2, schedule="ornstein-uhlenbeck", initial="zero", values=values)
         for t in (0.0, 0.33, 1.0):
             np.testing.assert_array_equal(path.values_at(t), matrices)
-    np.testing.assert_array_equal(sample(count=2, initial="zero", values="identity").values_at(0.5), np.stack([np.eye(3)] * 2))
+    path = sample(count=2, initial="zero", values="identity")
+    np.testing.assert_array_equal(path.values_at(0.5), np.stack([np.eye(3)] * 2))

@@ -1,0 +1,233 @@
+"""Types of the single values of a case.
+
+TOML arrays arrive here as tuples (`sphereflow.case.reading` converts them), so that a frozen case is frozen all the way
+down and can be hashed. Validation is strict: an integer may stand for a float, nothing else is converted.
+
+Every type says itself what would have been right. Two kinds of error carry such a text: ``not_allowed`` ("must be ...",
+to be put behind the value) and ``stated`` (a whole clause about the value).
+"""
+
+import math
+import os
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import (
+    AfterValidator,
+    BeforeValidator,
+    Discriminator,
+    Field,
+    Tag,
+    ValidationError,
+    ValidationInfo,
+    WrapValidator,
+)
+from pydantic_core import PydanticCustomError
+
+WEIGHT_SUM_TOLERANCE = 1e-12
+MOST_HEADS = 100_000  # a slip of the keyboard must not fill the memory with weights
+MATRIX_FILE_SUFFIXES = (".npz", ".nc")
+
+_RANGE_ERRORS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of"}
+
+
+def not_allowed(remedy):
+    """Return the error of a value that must be something else."""
+    return PydanticCustomError("not_allowed", "must be {remedy}", {"remedy": remedy})
+
+
+def stated(clause):
+    """Return the error described by a whole clause that follows the value."""
+    return PydanticCustomError("stated", "{clause}", {"clause": clause})
+
+
+def must_be(noun, rule=""):
+    """Replace the errors of a scalar type by one text that states all that is asked of the value.
+
+    A value of the right type but outside of its range is told the rule only ("must be >= 0"), any other value the whole
+    ("must be a finite number >= 0").
+    """
+
+    def check(value, handler):
+        try:
+            return handler(value)
+        except ValidationError as error:
+            out_of_range = error.errors(include_url=False)[0]["type"] in _RANGE_ERRORS
+            raise not_allowed(rule if out_of_range else f"{noun} {rule}".strip()) from None
+
+    return WrapValidator(check)
+
+
+def list_of(items, empty=False):
+    """Require a list (of any content), which may be empty only if ``empty``."""
+
+    def check(value):
+        if not isinstance(value, tuple) or (not value and not empty):
+            raise not_allowed(f"a list of {items}" if empty else f"a non-empty list of {items}")
+        return value
+
+    return BeforeValidator(check)
+
+
+# ---------------------------------------------------------------------------------------------------------- scalars
+Real = Annotated[float, must_be("a finite number")]
+Positive = Annotated[float, Field(gt=0), must_be("a finite number", "> 0")]
+NonNegative = Annotated[float, Field(ge=0), must_be("a finite number", ">= 0")]
+Courant = Annotated[float, Field(gt=0, le=1), must_be("a number", "> 0 and <= 1")]
+KernelTolerance = Annotated[float, Field(ge=1e-14, le=1e-2), must_be("a number", ">= 1e-14 and <= 1e-2")]
+Integer = Annotated[int, must_be("an integer")]
+HeadCount = Annotated[int, Field(ge=1, le=MOST_HEADS), must_be("an integer", f">= 1 and <= {MOST_HEADS}")]
+Degree = Annotated[int, Field(ge=1), must_be("an integer", ">= 1")]
+SeedNumber = Annotated[int, Field(ge=0), must_be("an integer", ">= 0")]
+GridSize = Annotated[int, Field(ge=8, multiple_of=2), must_be("an integer", ">= 8 and even")]
+SchemaVersion = Annotated[int, Field(ge=1, le=1), must_be("the integer", "1")]
+Text = Annotated[str, must_be("a string in quotes")]
+FileName = Annotated[str, Field(min_length=1), must_be("a file name in quotes")]
+Flag = Annotated[bool, must_be("true or false")]
+
+
+# ------------------------------------------------------------------------------------------ vectors and 3x3 matrices
+def _three_numbers(value):
+    if not isinstance(value, tuple) or len(value) != 3:
+        raise not_allowed("a vector of 3 numbers")
+    return value
+
+
+def _not_zero(vector):
+    if not any(vector):
+        raise not_allowed("a vector that is not zero: it is normalised to a point of the sphere")
+    return vector
+
+
+def is_3x3(value):
+    """Tell whether a value is three rows of three entries, whatever these are."""
+    return _is_row(value) and all(_is_row(row) for row in value)
+
+
+def _is_row(value):
+    return isinstance(value, tuple) and len(value) == 3
+
+
+def _matrix_shape(value):
+    if not is_3x3(value):
+        raise not_allowed("a 3x3 matrix: 3 rows of 3 numbers")
+    return value
+
+
+def _matrix_list_shape(value):
+    if not isinstance(value, tuple) or not value:
+        raise not_allowed("a non-empty list of 3x3 matrices")
+    if is_3x3(value) and not any(isinstance(entry, tuple) for row in value for entry in row):
+        raise not_allowed("a list of 3x3 matrices, and this is one matrix: put it into a list, [[[..], [..], [..]]]")
+    return value
+
+
+Row = tuple[Real, Real, Real]
+Direction = Annotated[tuple[Real, Real, Real], BeforeValidator(_three_numbers), AfterValidator(_not_zero)]
+Directions = Annotated[tuple[Direction, ...], list_of("vectors of 3 numbers")]
+Matrix = Annotated[tuple[Row, Row, Row], BeforeValidator(_matrix_shape)]
+Matrices = Annotated[tuple[Matrix, ...], BeforeValidator(_matrix_list_shape)]
+
+
+# ------------------------------------------------------------------------------------------------- lists of numbers
+def _sum_to_one(weights):
+    try:
+        total = math.fsum(weights)
+    except OverflowError:
+        total = math.inf
+    if abs(total - 1) > WEIGHT_SUM_TOLERANCE:
+        raise stated(f"sums to {total!r}; must sum to 1 within {WEIGHT_SUM_TOLERANCE:g}")
+    return weights
+
+
+def _distinct(names):
+    repeated = sorted({name for name in names if names.count(name) > 1})
+    if repeated:
+        raise stated(f"names {', '.join(repeated)} more than once; must name each field once")
+    return names
+
+
+Weights = Annotated[tuple[Positive, ...], list_of("numbers > 0 that sum to 1"), AfterValidator(_sum_to_one)]
+
+
+# ------------------------------------------------------------------------------------------------------ input files
+def _resolve(value, info):
+    """Return the absolute path of an input file, relative names being taken from the case file's folder."""
+    if isinstance(value, Path):
+        return value
+    if not isinstance(value, str) or not value:
+        raise not_allowed("a file name in quotes")
+    context = info.context or {}
+    try:
+        path = Path(context.get("folder", ""), value).resolve()
+    except (OSError, ValueError, RuntimeError):  # a NUL character, a loop of links
+        raise not_allowed("a usable file name") from None
+    if context.get("require_files", False) and not os.path.isfile(path):
+        raise stated(f"is not found, there is no file {path}; must be an existing file")
+    return path
+
+
+def _resolve_matrix_file(value, info: ValidationInfo):
+    if isinstance(value, dict) and set(value) == {"file"}:
+        value = value["file"]
+    if isinstance(value, str) and not value.endswith(MATRIX_FILE_SUFFIXES):
+        raise not_allowed("a file name ending in .npz or .nc")
+    return _resolve(value, info)
+
+
+InputFile = Annotated[Path, BeforeValidator(_resolve)]
+MatrixFile = Annotated[Path, BeforeValidator(_resolve_matrix_file)]
+
+
+# ------------------------------------------------------------------------- values of which several forms are allowed
+# The form is told from the shape of the value alone, so that an error speaks about the form that was meant. Tags in
+# angle brackets never reach a user: they are removed from the path of an error.
+def _list_or_number(value):
+    return "<list>" if isinstance(value, tuple) else "<number>"
+
+
+def _values_form(value):
+    if isinstance(value, tuple):
+        return "<matrices>"
+    is_file = isinstance(value, Path | dict) or (isinstance(value, str) and value.endswith(MATRIX_FILE_SUFFIXES))
+    return "<file>" if is_file else "<word>"
+
+
+def _mean_form(value):
+    if not isinstance(value, tuple):
+        return "<word>"
+    nested = bool(value) and isinstance(value[0], tuple) and bool(value[0]) and isinstance(value[0][0], tuple)
+    return "<matrices>" if nested else "<matrix>"
+
+
+_SeedList = Annotated[tuple[SeedNumber, ...], list_of("integers >= 0")]
+_PositiveList = Annotated[tuple[Positive, ...], list_of("numbers > 0")]
+_ValuesWord = Annotated[
+    Literal["logits", "identity"],
+    must_be('"logits", "identity", a list of 3x3 matrices, or a file name ending in .npz or .nc'),
+]
+_MeanWord = Annotated[
+    Literal["identity", "zero"],
+    must_be('"identity", "zero", a 3x3 matrix, or a list of 3x3 matrices'),
+]
+
+Seed = Annotated[
+    Annotated[SeedNumber, Tag("<number>")] | Annotated[_SeedList, Tag("<list>")],
+    Discriminator(_list_or_number),
+]
+Concentration = Annotated[
+    Annotated[Positive, Tag("<number>")] | Annotated[_PositiveList, Tag("<list>")],
+    Discriminator(_list_or_number),
+]
+Values = Annotated[
+    Annotated[_ValuesWord, Tag("<word>")]
+    | Annotated[Matrices, Tag("<matrices>")]
+    | Annotated[MatrixFile, Tag("<file>")],
+    Discriminator(_values_form),
+]
+Mean = Annotated[
+    Annotated[_MeanWord, Tag("<word>")] | Annotated[Matrix, Tag("<matrix>")] | Annotated[Matrices, Tag("<matrices>")],
+    Discriminator(_mean_form),
+]
+FieldName = Literal["density", "potential", "effective_mobility", "first_variation", "velocity"]
+FieldNames = Annotated[tuple[FieldName, ...], list_of("field names", empty=True), AfterValidator(_distinct)]

@@ -1,0 +1,234 @@
+"""What a run records: one table of variables that makes the output file, its documentation and the restart."""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cached_property
+
+import numpy as np
+from scipy.sparse import coo_array
+from scipy.sparse.csgraph import connected_components
+from scipy.special import xlogy
+
+from sphereflow import energy
+from sphereflow.grid import GaussGrid
+
+
+@dataclass(frozen=True)
+class Variable:
+    """One variable of an output file.
+
+    Parameters
+    ----------
+    name : str
+        Name in the file.
+    dims : tuple of str
+        Dimensions; a recorded variable has "t" first, a static one has no "t".
+    units, long_name : str
+        CF attributes; an empty string leaves the attribute out.
+    value : callable, optional
+        Computes the variable; files know nothing of it.
+    attrs : mapping
+        Further CF attributes.
+    dtype : str
+        Type in the file. Unwritten floats read as NaN.
+    """
+
+    name: str
+    dims: tuple[str, ...]
+    units: str
+    long_name: str
+    value: Callable | None = None
+    attrs: Mapping[str, object] = field(default_factory=dict)
+    dtype: str = "f8"
+
+
+CLUSTER_THRESHOLD = 0.5  # of the largest density
+CLUSTER_CONTRAST = 2.0  # times the uniform density: flatter states have no clusters
+
+
+def mean_position(grid: GaussGrid, density: np.ndarray) -> np.ndarray:
+    """First moments int x rho dx, shape (3,)."""
+    return np.einsum("ij,ijc->c", density * grid.cell_area[:, None], grid.points)
+
+
+def second_moment(grid: GaussGrid, density: np.ndarray) -> np.ndarray:
+    """Second moments int x x^T rho dx, shape (3, 3); the trace is the mass."""
+    x = grid.points.reshape(-1, 3)
+    return x.T @ (x * (density * grid.cell_area[:, None]).reshape(-1, 1))
+
+
+def relative_entropy(grid: GaussGrid, density: np.ndarray) -> float:
+    """int rho log(4 pi rho) dx >= 0: zero for the uniform density alone."""
+    return float(grid.integrate(xlogy(density, 4 * np.pi * density)))
+
+
+def cluster_count(grid: GaussGrid, density: np.ndarray) -> int:
+    """Number of connected regions where the density exceeds half its maximum; 0 if that maximum is below 2/(4 pi).
+
+    Cells are connected through their faces, across 0 degrees east, and across the poles to the cell half way around.
+    """
+    largest = density.max()
+    if largest < CLUSTER_CONTRAST / (4 * np.pi):
+        return 0
+    inside = density >= CLUSTER_THRESHOLD * largest
+    index = np.arange(density.size).reshape(grid.shape)
+    half = grid.nlon // 2
+    pairs = [(index, np.roll(index, -1, axis=1)), (index[:-1], index[1:])]
+    pairs += [(index[row, :half], index[row, half:]) for row in (0, -1)]
+    first, second = (np.concatenate([p[side].ravel() for p in pairs]) for side in (0, 1))
+    linked = inside.flat[first] & inside.flat[second]
+    links = coo_array((np.ones(linked.sum()), (first[linked], second[linked])), shape=(density.size,) * 2)
+    _, label = connected_components(links, directed=False)
+    return len(np.unique(label[inside.ravel()]))
+
+
+class DensitySnapshot:
+    """One instant of a density run, as the variables of the output see it.
+
+    Parameters
+    ----------
+    fields : AttentionFields
+        The model's fields of the density.
+    tendency : ndarray, shape (nlat, nlon)
+        Rate of change of the density by the flow alone.
+    ledger : Ledger
+        Integrals along the run so far.
+    t, dt, step : float, float, int
+    weight_variation : float
+        int_0^t sum_h w_h |dA_h/dt|_F dt.
+    """
+
+    def __init__(self, fields, tendency, ledger, t, dt, step, weight_variation):
+        self.fields, self.tendency, self.ledger = fields, tendency, ledger
+        self.t, self.dt, self.step, self.weight_variation = t, dt, step, weight_variation
+        self.grid, self.density = fields.grid, fields.density
+
+    @cached_property
+    def energy(self) -> float:
+        """E."""
+        return energy.energy(self.fields)
+
+    @cached_property
+    def mean(self) -> np.ndarray:
+        """int x rho dx."""
+        return mean_position(self.grid, self.density)
+
+
+def _scalar(name, long_name, value, units="1", **more):
+    return Variable(name, ("t",), units, long_name, value, **more)
+
+
+def _field(name, long_name, value, units="1", **attrs):
+    return Variable(name, ("t", "lat", "lon"), units, long_name, value, {"cell_measures": "area: cell_area", **attrs})
+
+
+SCALARS = (
+    _scalar("mass", "total mass", lambda s: s.grid.integrate(s.density)),
+    _scalar("energy", "interaction energy E", lambda s: s.energy),
+    _scalar(
+        "dissipation",
+        "dissipation P = - int grad(xi) . v rho, the rate at which the flow lowers E",
+        lambda s: energy.dissipation(s.fields, s.tendency),
+    ),
+    _scalar(
+        "metric_speed_squared",
+        "squared metric speed G^2 = int b |v|^2 rho",
+        lambda s: energy.metric_speed_squared(s.fields),
+    ),
+    _scalar(
+        "metric_slope_squared",
+        "squared metric slope S^2 = int |grad(xi)|^2 / b rho",
+        lambda s: energy.metric_slope_squared(s.fields),
+    ),
+    _scalar(
+        "gradient_flow_defect",
+        "gradient-flow defect, half of int b |v - v_gf|^2 rho",
+        lambda s: energy.gradient_flow_defect(s.fields),
+    ),
+    _scalar("weight_work", "work W of the weights since t = 0", lambda s: s.ledger.weight_work),
+    _scalar("dissipation_integral", "integral of P since t = 0", lambda s: s.ledger.dissipation_integral),
+    _scalar("metric_speed_integral", "integral of G^2 since t = 0", lambda s: s.ledger.metric_speed_integral),
+    _scalar(
+        "edi_residual",
+        "residual of the energy balance, E(t) - E(0) - W + integral of P",
+        lambda s: s.ledger.residual(s.energy),
+    ),
+    _scalar(
+        "weight_variation",
+        "total variation of the weights, integral of sum_h w_h |dA_h/dt|_F since t = 0",
+        lambda s: s.weight_variation,
+    ),
+    _scalar("entropy", "entropy relative to the uniform density, int rho log(4 pi rho)",
+            lambda s: relative_entropy(s.grid, s.density)),
+    _scalar("density_min", "smallest density", lambda s: s.density.min(), "m-2"),
+    _scalar("density_max", "largest density", lambda s: s.density.max(), "m-2"),
+    _scalar("mean_x", "mean position, x component", lambda s: s.mean[0]),
+    _scalar("mean_y", "mean position, y component", lambda s: s.mean[1]),
+    _scalar("mean_z", "mean position, z component", lambda s: s.mean[2]),
+    Variable("second_moment", ("t", "row", "col"), "1", "second moments int x x^T rho",
+             lambda s: second_moment(s.grid, s.density)),
+    _scalar("order_parameter", "order parameter |int x rho|", lambda s: np.linalg.norm(s.mean)),
+    _scalar("cluster_count", "number of regions denser than half the largest density",
+            lambda s: cluster_count(s.grid, s.density), dtype="i4"),
+    _scalar("dt", "last time step", lambda s: s.dt),
+    _scalar("step", "number of time steps", lambda s: s.step, dtype="i8"),
+)  # fmt: skip
+
+NOISE_SCALARS = (
+    _scalar("weight_drift", "work of the drift of the weights since t = 0", lambda s: s.ledger.weight_drift),
+    _scalar("weight_ito", "Ito correction to the work of the weights since t = 0", lambda s: s.ledger.weight_ito),
+    _scalar(
+        "weight_martingale",
+        "martingale part of the work of the weights since t = 0, W - drift - Ito correction",
+        lambda s: s.ledger.weight_work - s.ledger.weight_drift - s.ledger.weight_ito,
+    ),
+)
+
+HEAD_VARIABLES = (
+    Variable("logits", ("t", "head", "row", "col"), "1", "logit matrices A_h", lambda s: s.fields.heads.logits),
+)
+VALUE_VARIABLES = (
+    Variable("values", ("t", "head", "row", "col"), "1", "value matrices V_h", lambda s: s.fields.heads.values),
+)
+
+FIELDS = {
+    "density": (
+        _field("density", "token density, total mass 1", lambda s: s.density, "m-2", cell_methods="area: mean"),
+    ),
+    "potential": (
+        _field("potential", "potential Phi = sum_h w_h log m_h", lambda s: s.fields.potential.values),
+    ),
+    "effective_mobility": (
+        _field("effective_mobility", "effective mobility b = 1 / sum_h w_h / m_h",
+               lambda s: s.fields.effective_mobility),
+    ),
+    "first_variation": (
+        _field("first_variation", "first variation xi = dE/drho", lambda s: s.fields.first_variation),
+    ),
+    "velocity": (
+        _field("velocity_east", "token velocity, component to the east", lambda s: s.fields.velocity[1]),
+        _field("velocity_north", "token velocity, component to the north", lambda s: -s.fields.velocity[0]),
+    ),
+}  # fmt: skip
+
+
+def run_variables(fields: Sequence[str], with_noise: bool, with_values: bool) -> tuple[Variable, ...]:
+    """The recorded variables of a density run.
+
+    Parameters
+    ----------
+    fields : sequence of str
+        Names of `FIELDS`.
+    with_noise, with_values : bool
+        Whether the weights carry noise, and whether there are value matrices of their own.
+    """
+    chosen = tuple(variable for name in FIELDS if name in fields for variable in FIELDS[name])
+    noise = NOISE_SCALARS if with_noise else ()
+    values = VALUE_VARIABLES if with_values else ()
+    return (*chosen, *SCALARS, *noise, *HEAD_VARIABLES, *values)
+
+
+def record(snapshot, variables: Sequence[Variable]) -> dict[str, np.ndarray]:
+    """Values of the variables for one snapshot, by name; overflow of energies at huge weights reads as inf or NaN."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return {variable.name: np.asarray(variable.value(snapshot)) for variable in variables}

@@ -1,0 +1,195 @@
+"""Runs: the finite-volume solver's state and step, and the loop over records that drives any solver.
+
+A solver has `t`, `step`, `dt`, `advance(target)` and `snapshot()`. The loop knows no file format: records go to an observer.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+
+import numpy as np
+
+from sphereflow import energy
+from sphereflow.attention import AttentionFields, AttentionOperator, Heads
+from sphereflow.diagnostics import DensitySnapshot
+from sphereflow.energy import Ledger
+from sphereflow.errors import NumericalError
+from sphereflow.heads import WeightPath
+from sphereflow.stepping import StepController, arrival, ssprk3_step, steps_to
+from sphereflow.transport import Transport
+
+NEGATIVE_TOLERANCE = 1e-14  # of the largest density
+
+
+@dataclass
+class FiniteVolumeSolver:
+    """A density that moves by finite volumes and SSPRK3 under the heads of a weight path.
+
+    Parameters
+    ----------
+    operator : AttentionOperator
+    transport : Transport
+    path : WeightPath
+    controller : StepController
+    density : ndarray, shape (nlat, nlon)
+        At the present time, as left by `Transport.reconcile`.
+
+    Attributes
+    ----------
+    t, dt, step : float, float, int
+        Present time, last step's length, number of steps.
+    ledger : Ledger
+    """
+
+    operator: AttentionOperator
+    transport: Transport
+    path: WeightPath
+    controller: StepController
+    density: np.ndarray
+    t: float = 0.0
+    dt: float = 0.0
+    step: int = 0
+    ledger: Ledger | None = None
+    evaluations: int = 0
+    _fields: AttentionFields | None = field(default=None, repr=False)
+    _level_before: dict = field(default_factory=dict, repr=False)
+
+    def __post_init__(self):
+        self.density = self.transport.reconcile(np.array(self.density, dtype=float))
+        self._breakpoints = self.path.breakpoints
+        if self.ledger is None:
+            self.ledger = Ledger(initial_energy=energy.energy(self.fields))
+
+    def heads_at(self, t: float, interval: int | None) -> Heads:
+        """The weights at a time, seen from one smooth piece of the path."""
+        path = self.path
+        return Heads(
+            path.logits_at(t, interval),
+            path.head_weight,
+            path.values_at(t, interval),
+            path.rate_at(t, interval),
+        )
+
+    @property
+    def fields(self) -> AttentionFields:
+        """The model's fields at the present state, computed once."""
+        if self._fields is None:
+            self._level_before = dict(self.operator.level)
+            self._fields = self.operator(self.density, self.heads_at(self.t, self._interval))
+        return self._fields
+
+    @property
+    def _interval(self) -> int | None:
+        """The smooth piece of the weight path that begins at (or holds) the present time."""
+        return None if self.path.interpolation == "hermite" else self.path.interval_of(self.t)
+
+    def _step_bound(self, cfl: float) -> float:
+        return self.transport.step_bound(*self.fields.face_velocity, cfl)
+
+    def _rates(self, fields: AttentionFields, dt: float) -> tuple[np.ndarray, np.ndarray]:
+        """The tendency and the ledger's rates (work of the weights, dissipation) of one stage."""
+        self.evaluations += 1
+        tendency = self.transport.tendency(fields.density, *fields.face_velocity, dt)
+        return tendency, np.array([energy.weight_power(fields), energy.dissipation(fields, tendency)])
+
+    def _trapezoid_rates(self) -> np.ndarray:
+        """Rates integrated by the trapezoidal rule: G^2 and, under noise, drift and Ito parts of the weights' work."""
+        fields, path = self.fields, self.path
+        rates = np.zeros(3)
+        rates[0] = energy.metric_speed_squared(fields)
+        if path.noise_var > 0:
+            rates[1] = energy.drift_power(fields, path.drift_at(self.t, self._interval))
+            rates[2] = energy.ito_power(fields, path.noise_var)
+        return rates
+
+    def advance(self, target: float) -> None:
+        """Take one accepted step, not beyond `target` nor beyond the next kink of the weight path.
+
+        Raises
+        ------
+        NumericalError
+            If the density becomes non-finite or negative, or a fixed step is unstable.
+        """
+        with np.errstate(over="ignore", invalid="ignore"):
+            later = self._breakpoints[self._breakpoints > self.t * (1 + 1e-14)]
+            target = min(target, later[0]) if later.size else target
+            interval, before = self._interval, self._trapezoid_rates()
+            while True:
+                dt = steps_to(self.t, target, self.controller.choose(self._step_bound, self.t, self.step))
+                result = self._try_step(dt, interval)
+                area = self.operator.grid.cell_area
+                moved = 0.5 * np.abs(result.state - self.density).sum(axis=1) @ area
+                error = 0.5 * np.abs(result.error).sum(axis=1) @ area
+                if self.controller.accept(moved, error, dt) or not math.isfinite(moved):
+                    break
+            self.density, self.dt, self.step = result.state, dt, self.step + 1
+            self.t = arrival(self.t, dt, target)
+            self._fields = None
+            self._check()
+            ledger = self.ledger
+            ledger.weight_work += result.integrals[0]
+            ledger.dissipation_integral += result.integrals[1]
+            speed, drift, ito = 0.5 * dt * (before + self._trapezoid_rates())
+            ledger.metric_speed_integral += speed
+            ledger.weight_drift += drift
+            ledger.weight_ito += ito
+
+    def _try_step(self, dt: float, interval: int | None):
+        def rhs(density, t):
+            return self._rates(self.operator(density, self.heads_at(t, interval)), dt)
+
+        return ssprk3_step(
+            self.density, self.t, dt, rhs, self.transport.reconcile, first=self._rates(self.fields, dt)
+        )
+
+    def _check(self) -> None:
+        """Stop the run at a non-finite or negative density."""
+        low, high = self.density.min(), self.density.max()
+        if math.isfinite(low) and math.isfinite(high) and low >= -NEGATIVE_TOLERANCE * high:
+            return
+        bad = ~np.isfinite(self.density)
+        where = np.argmax(bad) if bad.any() else np.argmin(self.density)
+        i, j = np.unravel_index(where, self.density.shape)
+        latitude = 90 - np.degrees(self.operator.grid.colatitude[i])
+        longitude = np.degrees(self.operator.grid.longitude[j])
+        raise NumericalError(
+            f"the density became {self.density[i, j]:.3e} at step {self.step}, t = {self.t:.6g}, cell ({i}, {j}) "
+            f"(latitude {latitude:.2f}, longitude {longitude:.2f} degrees); try a smaller solver.cfl or a finer grid"
+        )
+
+    def snapshot(self) -> DensitySnapshot:
+        """The present state for the record."""
+        fields = self.fields
+        tendency = self.transport.tendency(self.density, *fields.face_velocity, self.dt)
+        return DensitySnapshot(
+            fields, tendency, self.ledger, self.t, self.dt, self.step, self.path.variation(self.t)
+        )
+
+
+def record_times(t_end: float, every: float) -> np.ndarray:
+    """0, every, 2 every, ..., and t_end."""
+    count = math.floor(t_end / every * (1 + 1e-12))
+    times = every * np.arange(count + 1)
+    if times[-1] < t_end * (1 - 1e-12):
+        return np.append(times, t_end)
+    times[-1] = t_end
+    return times
+
+
+def run_to_end(solver, times: np.ndarray, on_step: Callable[[], None] = lambda: None) -> Iterator:
+    """Advance a solver through the record times; yields its snapshot at each, `solver.t` itself included.
+
+    Parameters
+    ----------
+    solver
+        Any solver.
+    times : ndarray
+        Increasing record times; those before `solver.t` are skipped.
+    on_step : callable
+        Called after every step.
+    """
+    for target in times[times >= solver.t]:
+        while solver.t < target:
+            solver.advance(target)
+            on_step()
+        yield solver.snapshot()

@@ -1,0 +1,155 @@
+"""Readers of the arrays a case may name: weights, tables of weights and token sets.
+
+The rooms that use the arrays check what they mean (shapes, finite entries); here a path becomes float64 arrays or an
+error that names the file and what is wrong with it.
+"""
+
+import warnings
+import zipfile
+import zlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import netCDF4
+import numpy as np
+
+from sphereflow.errors import CaseError
+
+_NETCDF_SUFFIXES = (".nc", ".nc4", ".cdf")
+_DAMAGED = "is damaged or not of the format its name promises"
+
+
+def read_arrays(path: str | Path, required: Sequence[str], optional: Sequence[str] = ()) -> dict[str, np.ndarray]:
+    """Read named arrays from a .npz archive or a netCDF file.
+
+    Parameters
+    ----------
+    path : str or Path
+        File; its suffix (.npz, .nc, .nc4, .cdf) decides the format.
+    required, optional : sequence of str
+        Names of the arrays; those of `optional` may be missing.
+
+    Returns
+    -------
+    dict of str to ndarray
+        float64 arrays in C order, of whatever shape the file holds.
+
+    Raises
+    ------
+    CaseError
+        If the file is missing, damaged or of another format, lacks a required array (the message lists those it has),
+        or an array does not hold real numbers. Pickled objects are never loaded.
+    """
+    path = Path(path)
+    _require_file(path)
+    if path.suffix == ".npz":
+        return _read_npz(path, required, optional)
+    if path.suffix in _NETCDF_SUFFIXES:
+        return _read_netcdf(path, required, optional)
+    raise CaseError(f"{path}: cannot read arrays from {path.suffix or 'a file without suffix'}; use .npz or .nc")
+
+
+def read_tokens(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Read a token set: positions (n, columns) and weights (n,) or None.
+
+    Parameters
+    ----------
+    path : str or Path
+        A .npz or netCDF file with the array `positions` and optionally `weights`, or a .csv file with the columns
+        x, y, z and optionally weight, with or without a header line of these names.
+
+    Returns
+    -------
+    positions : ndarray
+        As in the file; neither shape nor norm is checked.
+    weights : ndarray or None
+
+    Raises
+    ------
+    CaseError
+        As `read_arrays`; also a .csv file with other columns or with entries that are not numbers.
+    """
+    path = Path(path)
+    if path.suffix != ".csv":
+        arrays = read_arrays(path, ("positions",), ("weights",))
+        return arrays["positions"], arrays.get("weights")
+    _require_file(path)
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            header = [name.strip().strip('"').lower() for name in file.readline().split(",")]
+        named = any(name.isalpha() and name not in ("nan", "inf", "infinity") for name in header)
+        if named and header not in (["x", "y", "z"], ["x", "y", "z", "weight"]):
+            raise CaseError(f"{path}: columns {', '.join(header)}; expected x, y, z and optionally weight")
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*input contained no data")
+            table = np.loadtxt(path, delimiter=",", skiprows=int(named), ndmin=2, encoding="utf-8-sig")
+    except (ValueError, OSError) as error:
+        raise CaseError(f"{path}: cannot be read as a table of numbers: {error}") from None
+    if table.size == 0:
+        return np.empty((0, 3)), None
+    if table.shape[1] not in (3, 4):
+        raise CaseError(f"{path}: {table.shape[1]} columns; expected x, y, z and optionally weight")
+    return table[:, :3], table[:, 3] if table.shape[1] == 4 else None
+
+
+def _require_file(path):
+    if not path.exists():
+        raise CaseError(f"{path}: no such file")
+    if not path.is_file():
+        raise CaseError(f"{path}: not a file")
+
+
+def _require_names(path, required, names):
+    missing = [name for name in required if name not in names]
+    if missing:
+        listed = ", ".join(sorted(names)) or "none"
+        raise CaseError(f"{path}: no array {', '.join(map(repr, missing))}; the file has: {listed}")
+
+
+def _real(path, name, array):
+    """The array as float64 in C order, or an error if it does not hold real numbers."""
+    array = np.asarray(array)
+    if array.dtype.kind not in "fiu":
+        raise CaseError(f"{path}: array {name!r} has dtype {array.dtype}; expected real numbers")
+    return np.ascontiguousarray(array, dtype=float).reshape(array.shape)
+
+
+def _read_npz(path, required, optional):
+    try:
+        archive = np.load(path, allow_pickle=False)
+    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+        raise CaseError(f"{path}: {_DAMAGED}: {error}") from None
+    if not isinstance(archive, np.lib.npyio.NpzFile):
+        raise CaseError(f"{path}: holds one array without a name; expected a .npz archive (numpy.savez)")
+    arrays = {}
+    with archive:
+        _require_names(path, required, archive.files)
+        for name in (*required, *(name for name in optional if name in archive.files)):
+            try:
+                array = archive[name]
+            except ValueError as error:
+                # numpy's answer to object arrays, and to a header it cannot parse
+                raise CaseError(f"{path}: array {name!r} cannot be read: {error}") from None
+            except (OSError, EOFError, zipfile.BadZipFile, zlib.error) as error:
+                raise CaseError(f"{path}: {_DAMAGED}: array {name!r}: {error}") from None
+            arrays[name] = _real(path, name, array)
+    return arrays
+
+
+def _read_netcdf(path, required, optional):
+    try:
+        dataset = netCDF4.Dataset(path)
+    except (OSError, RuntimeError) as error:
+        raise CaseError(f"{path}: {_DAMAGED}: {error}") from None
+    arrays = {}
+    with dataset:
+        _require_names(path, required, dataset.variables)
+        for name in (*required, *(name for name in optional if name in dataset.variables)):
+            try:
+                array = dataset.variables[name][...]
+            except (OSError, RuntimeError) as error:
+                raise CaseError(f"{path}: {_DAMAGED}: array {name!r}: {error}") from None
+            if np.ma.is_masked(array):
+                raise CaseError(f"{path}: array {name!r} has {np.ma.count_masked(array)} missing entries")
+            arrays[name] = _real(path, name, np.ma.getdata(array))
+    return arrays
