@@ -24,6 +24,7 @@ from sphereflow.cells import area_weighted_moments, extended_faces
 from sphereflow.grid import GaussGrid
 
 RING_THRESHOLD = 0.5
+TRIGONOMETRIC_GROUPS = 16
 RECONSTRUCTIONS = ("ppm", "upwind")
 
 
@@ -54,6 +55,28 @@ class Transport:
         return divisors[np.argmax(wide_enough, axis=1)]
 
     @cached_property
+    def _polar_spread(self) -> np.ndarray:
+        """Trigonometric interpolation of group means in the innermost rings, shape (rings, m, TRIGONOMETRIC_GROUPS).
+
+        Entry [i, j, d] is the weight of the group d groups further east in the mean over the j-th cell of a group of ring i.
+        A smooth field has zonal wave k near a pole in proportion to theta^k, so that few groups carry it to high accuracy.
+        """
+        nlon = self.grid.nlon
+        rings = np.flatnonzero(nlon // self.group_size[: self.grid.nlat // 2] <= TRIGONOMETRIC_GROUPS)
+        size = self.group_size[rings].max(initial=1)
+        out = np.zeros((rings.size, size, TRIGONOMETRIC_GROUPS))
+        for i in rings:
+            m = self.group_size[i]
+            n = nlon // m
+            wave = np.arange(n // 2 + 1)
+            factor = np.where((wave == 0) | (2 * wave == n), 1.0, 2.0) / n
+            factor *= np.sinc(wave / nlon) / np.sinc(wave * m / nlon)
+            centre = (np.arange(m) + 0.5) / m - 0.5  # in units of a group, from its middle
+            angle = 2 * np.pi / n * (centre[:, None] - np.arange(n)[None, :])
+            out[i, :m, :n] = np.cos(angle[..., None] * wave) @ factor
+        return out
+
+    @cached_property
     def _edge_weight(self) -> np.ndarray:
         """Weights (nlat + 3, 4) of cells k-3 ... k for the edge between cells k-2 and k-1 of the ring-extended meridian."""
         faces = extended_faces(self.grid, 3)
@@ -64,16 +87,23 @@ class Transport:
         return weights
 
     @cached_property
-    def _line_weight(self) -> np.ndarray:
-        """Weights (nlat, 3) of the means of rings i-1, i, i+1 for the mean over theta along a meridian in cell i."""
-        faces = extended_faces(self.grid, 1)
+    def _line_weights(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """For means over theta along the east faces of each ring.
+
+        Weights (nlat, 3) of rings i-1, i, i+1 applied to cell means and to values at the nodes' colatitudes (exact for
+        parabolas), and the factor (nlat,) by which the product of the differences across those rings is the covariance.
+        """
+        theta, faces = self.grid.colatitude, extended_faces(self.grid, 1)
+        nodes = np.concatenate([-theta[:1], theta, 2 * np.pi - theta[-1:]])
         powers = np.arange(3)
-        weights = np.empty((self.grid.nlat, 3))
+        from_means, from_nodes = np.empty((2, self.grid.nlat, 3))
         for i in range(self.grid.nlat):
-            x = faces[i + 1 : i + 3] - self.grid.colatitude[i]
+            x = faces[i + 1 : i + 3] - theta[i]
             line = (x[1] ** (powers + 1) - x[0] ** (powers + 1)) / ((powers + 1) * (x[1] - x[0]))
-            weights[i] = np.linalg.solve(area_weighted_moments(faces[i : i + 4], powers, self.grid.colatitude[i]).T, line)
-        return weights
+            from_means[i] = np.linalg.solve(area_weighted_moments(faces[i : i + 4], powers, theta[i]).T, line)
+            from_nodes[i] = np.linalg.solve(((nodes[i : i + 3, None] - theta[i]) ** powers).T, line)
+        spread = np.diff(faces[1:-1]) ** 2 / (12 * (nodes[2:] - nodes[:-2]) ** 2)
+        return from_means, from_nodes, spread
 
     @cached_property
     def _lengths(self) -> tuple[np.ndarray, np.ndarray]:
@@ -120,16 +150,16 @@ class Transport:
         out = np.empty(self.grid.shape)
         zonal, meridional = self._conductance
         _fluxes(
-            density, east, south, self._edge_weight, self._line_weight, *self._lengths, zonal, meridional,
+            density, east, south, self._edge_weight, *self._line_weights, *self._lengths, zonal, meridional,
             self.group_size, self.reconstruction == "ppm", self.diffusion > 0, flux_east, flux_south,
         )  # fmt: skip
         _divergence(density, flux_east, flux_south, self.grid.cell_area, self.group_size, dt, out)
-        _regroup(out, self.group_size, self.reconstruction == "ppm", False)
+        _regroup(out, self.group_size, self._polar_spread, self.reconstruction == "ppm", False)
         return out
 
     def reconcile(self, density: np.ndarray) -> np.ndarray:
         """Rebuild the merged cells of the polar rings from their group means, in place; the mass of each is kept."""
-        _regroup(density, self.group_size, self.reconstruction == "ppm", True)
+        _regroup(density, self.group_size, self._polar_spread, self.reconstruction == "ppm", True)
         return density
 
 
@@ -148,7 +178,10 @@ def _nonnegative_edges(q, left, right):
 
 
 @numba.njit(cache=True, error_model="numpy", parallel=True)
-def _fluxes(q, u, v, weight, line, east_length, south_length, zonal, meridional, group, ppm, diffusive, fx, fy):
+def _fluxes(
+    q, u, v, weight, line_from_means, line_from_nodes, spread, east_length, south_length,
+    zonal, meridional, group, ppm, diffusive, fx, fy,
+):  # fmt: skip
     """Fluxes (mass per time) through the east faces, fx, and the faces between rings, fy; positive to east and south."""
     nlat, nlon = q.shape
     half = nlon // 2
@@ -168,19 +201,12 @@ def _fluxes(q, u, v, weight, line, east_length, south_length, zonal, meridional,
         if ppm:
             for j in range(nlon):
                 north[i, j], south[i, j] = _nonnegative_edges(q[i, j], edges[i, j], edges[i + 1, j])
+            _parabolic_zonal_fluxes(i, q, u, line_from_means[i], line_from_nodes[i], spread[i], east_length[i], fx[i])
         else:
             north[i, :] = q[i, :]
             south[i, :] = q[i, :]
-        row = q[i]
-        if ppm:
-            row = np.empty(nlon)
-            a, b, c = line[i]
             for j in range(nlon):
-                opposite = j + half if j < half else j - half
-                above = q[i - 1, j] if i > 0 else q[0, opposite]
-                below = q[i + 1, j] if i + 1 < nlat else q[nlat - 1, opposite]
-                row[j] = max(a * above + b * q[i, j] + c * below, 0.0)
-        _zonal_fluxes(row, u[i], east_length[i], ppm, fx[i])
+                fx[i, j] = east_length[i] * u[i, j] * (q[i, j] if u[i, j] > 0.0 else q[i, j + 1 if j + 1 < nlon else 0])
         if diffusive:
             _zonal_diffusion(q[i], zonal[i], group[i], fx[i])
     for k in numba.prange(nlat + 1):
@@ -188,22 +214,60 @@ def _fluxes(q, u, v, weight, line, east_length, south_length, zonal, meridional,
             fy[k, :] = 0.0
         else:
             length, conductance = south_length[k], meridional[k]
+            upwind = np.empty(nlon)
             for j in range(nlon):
-                upwind = south[k - 1, j] if v[k, j] > 0.0 else north[k, j]
-                fy[k, j] = length * v[k, j] * upwind
+                upwind[j] = south[k - 1, j] if v[k, j] > 0.0 else north[k, j]
+            if ppm:
+                _ring_fluxes(upwind, v[k], length, fy[k])
+            else:
+                for j in range(nlon):
+                    fy[k, j] = length * upwind[j] * v[k, j]
             if diffusive:
                 for j in range(nlon):
                     fy[k, j] -= conductance * (q[k, j] - q[k - 1, j])
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _zonal_edges(q, west, east, ppm, limited):
+def _ring_fluxes(q, v, length, flux):
+    """Fluxes through the faces between two rings from values averaged over longitude and velocities at midpoints."""
+    n = len(q)
+    for j in range(n):
+        west = j - 1 if j > 0 else n - 1
+        east = j + 1 if j + 1 < n else 0
+        mean = v[j] + (v[west] - 2.0 * v[j] + v[east]) / 24.0
+        flux[j] = length * (q[j] * mean + (q[east] - q[west]) * (v[east] - v[west]) / 48.0)
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _parabolic_zonal_fluxes(i, q, u, line_from_means, line_from_nodes, spread, length, flux):
+    """Fluxes through the east faces of ring i: means along the face in theta, and the covariance of q and u along it."""
+    nlat, nlon = q.shape
+    half = nlon // 2
+    a, b, c = line_from_means
+    d, e, f = line_from_nodes
+    above, below, row = np.empty(nlon), np.empty(nlon), np.empty(nlon)
+    for j in range(nlon):
+        opposite = j + half if j < half else j - half
+        above[j] = q[i - 1, j] if i > 0 else q[0, opposite]
+        below[j] = q[i + 1, j] if i + 1 < nlat else q[nlat - 1, opposite]
+        row[j] = max(a * above[j] + b * q[i, j] + c * below[j], 0.0)
+    west, east = np.empty(nlon), np.empty(nlon)
+    _zonal_edges(row, west, east, True)
+    for j in range(nlon):
+        following = j + 1 if j + 1 < nlon else 0
+        opposite = j + half if j < half else j - half
+        up = u[i - 1, j] if i > 0 else -u[0, opposite]  # eastward beyond the pole is westward here
+        down = u[i + 1, j] if i + 1 < nlat else -u[nlat - 1, opposite]
+        mean = d * up + e * u[i, j] + f * down
+        value = east[j] if u[i, j] > 0.0 else west[following]
+        slope = 0.5 * (below[j] - above[j] + below[following] - above[following])
+        flux[j] = length * (value * mean + spread * slope * (down - up))
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _zonal_edges(q, west, east, limited):
     """West and east edge values of the parabolas of a periodic row."""
     n = len(q)
-    if not ppm:
-        west[:] = q
-        east[:] = q
-        return
     for j in range(n):
         a = q[j - 2] if j >= 2 else q[n + j - 2]
         b = q[j - 1] if j >= 1 else q[n - 1]
@@ -215,16 +279,6 @@ def _zonal_edges(q, west, east, ppm, limited):
     if limited:
         for j in range(n):
             west[j], east[j] = _nonnegative_edges(q[j], west[j], east[j])
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _zonal_fluxes(q, u, length, ppm, flux):
-    n = len(q)
-    west, east = np.empty(n), np.empty(n)
-    _zonal_edges(q, west, east, ppm, True)
-    for j in range(n - 1):
-        flux[j] = length * u[j] * (east[j] if u[j] > 0.0 else west[j + 1])
-    flux[n - 1] = length * u[n - 1] * (east[n - 1] if u[n - 1] > 0.0 else west[0])
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -279,23 +333,60 @@ def _divergence(q, fx, fy, area, group, dt, out):
 
 
 @numba.njit(cache=True, error_model="numpy", parallel=True)
-def _regroup(q, group, ppm, limited):
-    """Replace each merged group by its mean, spread by the parabola through the neighbouring group means."""
+def _regroup(q, group, spread, ppm, limited):
+    """Replace each merged group by its mean, spread over its cells.
+
+    Rings of few groups use the trigonometric interpolant of the group means (`spread`, see `Transport._polar_spread`), the
+    others the parabola of each group; first order keeps the mean.
+    """
     nlat, nlon = q.shape
     for i in numba.prange(nlat):
         m = group[i]
         if m > 1:
             n = nlon // m
-            mean, west, east = np.empty(n), np.empty(n), np.empty(n)
+            mean = np.empty(n)
             for g in range(n):
                 total = 0.0
                 for j in range(g * m, (g + 1) * m):
                     total += q[i, j]
                 mean[g] = total / m
-            _zonal_edges(mean, west, east, ppm, limited)
-            for g in range(n):
-                slope = east[g] - west[g]
-                curve = 6.0 * mean[g] - 3.0 * (west[g] + east[g])
-                for j in range(m):  # mean of the parabola over the j-th of m equal parts
-                    x = (2.0 * j + 1.0) / (2.0 * m)
-                    q[i, g * m + j] = west[g] + (slope + curve) * x - curve * (x * x + 1.0 / (12.0 * m * m))
+            if not ppm:
+                for g in range(n):
+                    q[i, g * m : (g + 1) * m] = mean[g]
+            elif n <= spread.shape[2]:
+                ring = np.int64(i)  # distance from the nearer pole, in signed arithmetic
+                _spread_trigonometric(mean, spread[min(ring, nlat - 1 - ring)], limited, q[i])
+            else:
+                _spread_parabolic(mean, limited, q[i])
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _spread_trigonometric(mean, kernel, limited, row):
+    n = len(mean)
+    m = len(row) // n
+    for g in range(n):
+        lowest = np.inf
+        for j in range(m):
+            value = 0.0
+            for d in range(n):
+                value += kernel[j, d] * mean[g + d if g + d < n else g + d - n]
+            row[g * m + j] = value
+            lowest = min(lowest, value)
+        if limited and lowest < 0.0:
+            shrink = mean[g] / (mean[g] - lowest) if mean[g] > 0.0 else 0.0
+            for j in range(m):
+                row[g * m + j] = mean[g] + shrink * (row[g * m + j] - mean[g])
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _spread_parabolic(mean, limited, row):
+    n = len(mean)
+    m = len(row) // n
+    west, east = np.empty(n), np.empty(n)
+    _zonal_edges(mean, west, east, limited)
+    for g in range(n):
+        slope = east[g] - west[g]
+        curve = 6.0 * mean[g] - 3.0 * (west[g] + east[g])
+        for j in range(m):  # mean of the parabola over the j-th of m equal parts
+            x = (2.0 * j + 1.0) / (2.0 * m)
+            row[g * m + j] = west[g] + (slope + curve) * x - curve * (x * x + 1.0 / (12.0 * m * m))

@@ -1,0 +1,204 @@
+"""The command line: `sphereflow run | validate | info | backends`. The only room that prints or exits.
+
+Results go to standard output, progress and errors to standard error.
+"""
+
+import argparse
+import json
+import os
+import sys
+
+from sphereflow import __version__
+from sphereflow.errors import SphereflowError
+
+INTERRUPTED = 130
+
+
+def main(arguments=None) -> int:
+    """Run a command; returns its exit code (0 ok, 2 bad case or usage, 3 numerical failure, 4 output, 130 interrupted)."""
+    options = _parser().parse_args(arguments)
+    try:
+        return options.command(options) or 0
+    except SphereflowError as error:
+        print(f"sphereflow: {error}", file=sys.stderr)
+        return error.exit_code
+    except KeyboardInterrupt:
+        print("sphereflow: interrupted", file=sys.stderr)
+        return INTERRUPTED
+    except BrokenPipeError:  # the reader of our output has closed it, as `head` does
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return 0
+
+
+def _parser():
+    parser = argparse.ArgumentParser(
+        prog="sphereflow", description="Mean-field dynamics of multi-head transformers as a PDE on the sphere."
+    )
+    parser.add_argument("--version", action="version", version=f"sphereflow {__version__}")
+    commands = parser.add_subparsers(title="commands", required=True, metavar="COMMAND")
+
+    command = commands.add_parser("run", help="run a case file to its end")
+    command.set_defaults(command=_run)
+    _add_case(command)
+    command.add_argument("-o", "--output", metavar="FILE", help="output file, in place of the case's")
+    command.add_argument("--force", action="store_true", help="move an existing output file to NAME.bak")
+    command.add_argument("--threads", type=int, default=1, metavar="N", help="threads to use (default 1)")
+    command.add_argument("--quiet", action="store_true", help="no progress bar")
+
+    command = commands.add_parser("validate", help="check a case file and print it with all defaults")
+    command.set_defaults(command=_validate)
+    _add_case(command)
+
+    command = commands.add_parser("info", help="what an output file holds, its conservation and energy ledger")
+    command.set_defaults(command=_info)
+    command.add_argument("file", metavar="FILE", help="output file (.nc)")
+    command.add_argument("--json", action="store_true", help="as JSON")
+
+    command = commands.add_parser("backends", help="which transform libraries are there, and whether they work")
+    command.set_defaults(command=_backends)
+    command.add_argument("--json", action="store_true", help="as JSON")
+    return parser
+
+
+def _add_case(command):
+    command.add_argument("case", metavar="CASE", help="case file (.toml)")
+    command.add_argument(
+        "--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides",
+        help="override a key, such as grid.nlat=32; may be repeated",
+    )  # fmt: skip
+
+
+def _run(options):
+    from sphereflow.case import load_case
+    from sphereflow.runs import run
+    from sphereflow.storage import run_summary
+
+    case = load_case(options.case, options.overrides)
+    path = options.output if options.output is not None else case.output.file
+    with _Progress(case.solver.t_end, options.quiet) as progress:
+        run(case, path, force=options.force, threads=options.threads, on_step=progress).close()
+    print(_one_line(run_summary(path)))
+    print(path)
+
+
+class _Progress:
+    """A progress bar over flow time with the step length, the energy and the mass drift; drawn on a terminal only."""
+
+    def __init__(self, t_end, quiet):
+        from tqdm import tqdm
+
+        form = "{desc} {percentage:3.0f}%|{bar}| [{elapsed}<{remaining}{postfix}]"
+        # disable=None draws on a terminal only
+        self._bar = tqdm(total=t_end, desc="t = 0", bar_format=form, disable=True if quiet else None, file=sys.stderr)
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self._bar.close()
+
+    def __call__(self, solver):
+        if self._bar.disable:
+            return
+        self._bar.n = solver.t
+        if self._bar._time() - self._bar.last_print_t < self._bar.mininterval:
+            return
+        from sphereflow.energy import energy
+
+        drift = solver.operator.grid.integrate(solver.density) - 1
+        self._bar.set_description_str(f"t = {solver.t:.3f}", refresh=False)
+        self._bar.set_postfix_str(
+            f"dt = {solver.dt:.1e}, E = {energy(solver.fields):.6g}, mass drift {drift:.0e}", refresh=False
+        )
+        self._bar.refresh()
+        self._bar.last_print_t = self._bar._time()
+
+
+def _one_line(summary):
+    return (
+        f"{summary['status']}: t = {summary['t_last']:g}, {summary['steps']} steps, {summary['records']} records, "
+        f"E {summary['energy_first']:.6g} -> {summary['energy_last']:.6g}, "
+        f"mass drift {summary['mass_drift']:.1e}, energy residual {_share(summary['edi_residual_relative'])}"
+    )
+
+
+def _share(value):
+    return "unknown" if value is None else f"{value:.1e} of int |P|"
+
+
+def _validate(options):
+    from sphereflow.case import load_case
+    from sphereflow.grid import GaussGrid
+    from sphereflow.runs import build_density, build_weight_path
+
+    case = load_case(options.case, options.overrides)
+    build_weight_path(case)  # reads the input files a case names
+    build_density(case, GaussGrid(case.grid.nlat))
+    print(case.to_toml(), end="")
+    print(f"{options.case}: valid", file=sys.stderr)
+
+
+def _info(options):
+    from sphereflow.storage import run_summary
+
+    summary = run_summary(options.file)
+    if options.json:
+        print(json.dumps(summary, indent=2))
+        return
+    status = summary["status"]
+    if status == "running":
+        status = "running" if summary["being_written"] else "interrupted (nobody is writing it)"
+    rows = {
+        "file": f"{summary['path']} ({summary['bytes'] / 1e6:.1f} MB)",
+        "title": summary["title"],
+        "status": status,
+        "made by": f"{summary['source']}, {summary['created']}, transform {summary['backend']}",
+        "solver": f"{summary['solver']}, velocity {summary['velocity']}, {summary['heads']} heads",
+        "grid": f"{summary['nlat']} x {summary['nlon']}" if summary["nlat"] else None,
+        "records": f"{summary['records']} from t = {_number(summary['t_first'])} to {_number(summary['t_last'])}, "
+        f"{summary['steps']} steps",
+        "mass drift": _number(summary["mass_drift"], ".1e"),
+        "density min": _number(summary["density_min"], ".3g"),
+        "energy": f"{_number(summary['energy_first'], '.9g')} -> {_number(summary['energy_last'], '.9g')}",
+        "work of the weights": _number(summary["weight_work"], ".6g"),
+        "dissipated": _number(summary["dissipation_integral"], ".6g"),
+        "energy residual": f"{_number(summary['edi_residual'], '.2e')} ({_share(summary['edi_residual_relative'])})",
+        "case sha256": summary["case_sha256"],
+    }
+    for name, value in rows.items():
+        if value is not None:
+            print(f"{name:>20}  {value}")
+
+
+def _number(value, form="g"):
+    return "unknown" if value is None else format(value, form)
+
+
+def _backends(options):
+    import importlib.metadata
+
+    from sphereflow.errors import BackendError
+    from sphereflow.harmonics import available_backends, get_transform
+
+    rows, usable = [], []
+    for name, present in available_backends().items():
+        row = {"backend": name, "version": importlib.metadata.version(name) if present else None, "works": False}
+        if present:
+            try:
+                get_transform(32, 10, name)
+                row["works"] = True
+                usable.append(name)
+            except BackendError as error:
+                row["error"] = str(error)
+        rows.append(row)
+    if options.json:
+        print(json.dumps({"backends": rows, "auto": usable[0] if usable else None}, indent=2))
+        return
+    for row in rows:
+        state = "works (self-test passed)" if row["works"] else row.get("error", "not installed")
+        print(f"{row['backend']:>8}  {row['version'] or '-':>8}  {state}")
+    print(f"    auto  chooses {usable[0]}" if usable else "no transform library works")
+
+
+if __name__ == "__main__":
+    sys.exit(main())
