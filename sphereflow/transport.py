@@ -227,6 +227,15 @@ def _fluxes(
                     fy[k, j] -= conductance * (q[k, j] - q[k - 1, j])
 
 
+@numba.njit(cache=True, error_model="numpy", inline="always")
+def _bounded(difference, value):
+    """A difference over two cells, at most 4 times the value between: corrections must vanish where there is no mass.
+
+    Otherwise the outflow limiter would have to stop them, at a strength that depends on the time step.
+    """
+    return min(max(difference, -4.0 * value), 4.0 * value)
+
+
 @numba.njit(cache=True, error_model="numpy")
 def _ring_fluxes(q, v, length, flux):
     """Fluxes through the faces between two rings from values averaged over longitude and velocities at midpoints."""
@@ -235,7 +244,7 @@ def _ring_fluxes(q, v, length, flux):
         west = j - 1 if j > 0 else n - 1
         east = j + 1 if j + 1 < n else 0
         mean = v[j] + (v[west] - 2.0 * v[j] + v[east]) / 24.0
-        flux[j] = length * (q[j] * mean + (q[east] - q[west]) * (v[east] - v[west]) / 48.0)
+        flux[j] = length * (q[j] * mean + _bounded(q[east] - q[west], q[j]) * (v[east] - v[west]) / 48.0)
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -250,7 +259,7 @@ def _parabolic_zonal_fluxes(i, q, u, line_from_means, line_from_nodes, spread, l
         opposite = j + half if j < half else j - half
         above[j] = q[i - 1, j] if i > 0 else q[0, opposite]
         below[j] = q[i + 1, j] if i + 1 < nlat else q[nlat - 1, opposite]
-        row[j] = max(a * above[j] + b * q[i, j] + c * below[j], 0.0)
+        row[j] = min(max(a * above[j] + b * q[i, j] + c * below[j], 0.0), 2.0 * q[i, j])
     west, east = np.empty(nlon), np.empty(nlon)
     _zonal_edges(row, west, east, True)
     for j in range(nlon):
@@ -261,7 +270,7 @@ def _parabolic_zonal_fluxes(i, q, u, line_from_means, line_from_nodes, spread, l
         mean = d * up + e * u[i, j] + f * down
         value = east[j] if u[i, j] > 0.0 else west[following]
         slope = 0.5 * (below[j] - above[j] + below[following] - above[following])
-        flux[j] = length * (value * mean + spread * slope * (down - up))
+        flux[j] = length * (value * mean + spread * _bounded(slope, value) * (down - up))
 
 
 @numba.njit(cache=True, error_model="numpy")

@@ -1,7 +1,21 @@
-"""Fixtures shared by all tests."""
+"""Fixtures shared by all tests, and what becomes of tests that need the transform library shtns."""
+
+import importlib.util
+import os
 
 import numpy as np
 import pytest
+
+REQUIRE_SHTNS = "SPHEREFLOW_REQUIRE_SHTNS"
+
+
+def pytest_runtest_setup(item):
+    """Without shtns, skip the tests marked so; fail them where the environment says that it must be there."""
+    if item.get_closest_marker("shtns") is None or importlib.util.find_spec("shtns") is not None:
+        return
+    if os.environ.get(REQUIRE_SHTNS, "0") not in ("", "0"):
+        pytest.fail(f"shtns is not installed, but {REQUIRE_SHTNS} asks for it", pytrace=False)
+    pytest.skip("shtns is not installed")
 
 
 @pytest.fixture(autouse=True)
