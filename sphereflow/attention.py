@@ -54,6 +54,13 @@ class Heads:
     values: np.ndarray | None = None
     rate: np.ndarray | None = None
 
+    @classmethod
+    def on_path(cls, path, t: float, interval: int | None = None) -> "Heads":
+        """The weights of a `WeightPath` at a time, seen from one smooth piece of it."""
+        return cls(
+            path.logits_at(t, interval), path.head_weight, path.values_at(t, interval), path.rate_at(t, interval)
+        )
+
 
 @dataclass
 class AttentionOperator:

@@ -164,16 +164,34 @@ class Transport:
 
 
 @numba.njit(cache=True, error_model="numpy", inline="always")
-def _nonnegative_edges(q, left, right):
-    """Edge values of a cell's parabola, moved towards its mean q >= 0 so far that the parabola is not negative."""
+def _limited_edges(q, left, right):
+    """Edge values of the parabola of a cell with mean q >= 0, limited where the data ask for it.
+
+    Edges that are positive as they come are only moved towards the mean so far that the parabola is not negative inside. An
+    edge that comes out negative tells of a jump nearby; cut at zero it would hold back the mass of a cell whose velocity points
+    through it. In proportion to -edge/q the cell then changes over to the monotone limiter, which flattens local maxima.
+    """
+    lowest_edge = min(left, right)
     left, right = max(left, 0.0), max(right, 0.0)
     slope = right - left
     curve = 6.0 * q - 3.0 * (left + right)
-    if curve < 0.0 and abs(slope) < -curve:  # the minimum lies inside the cell
+    if curve < 0.0 and abs(slope) < -curve:  # the parabola's minimum lies inside the cell
         lowest = left + (slope + curve) * (slope + curve) / (4.0 * curve)
         if lowest < 0.0:
             shrink = q / (q - lowest)
             left, right = q + shrink * (left - q), q + shrink * (right - q)
+    if lowest_edge < 0.0:
+        share = min(1.0, -lowest_edge / q) if q > 0.0 else 1.0
+        mono_left, mono_right = left, right
+        slope = right - left
+        curve = 6.0 * q - 3.0 * (left + right)
+        if (right - q) * (q - left) <= 0.0:
+            mono_left, mono_right = q, q
+        elif slope * curve > slope * slope:
+            mono_left = 3.0 * q - 2.0 * right
+        elif slope * curve < -slope * slope:
+            mono_right = 3.0 * q - 2.0 * left
+        left, right = left + share * (mono_left - left), right + share * (mono_right - right)
     return left, right
 
 
@@ -200,7 +218,7 @@ def _fluxes(
     for i in numba.prange(nlat):
         if ppm:
             for j in range(nlon):
-                north[i, j], south[i, j] = _nonnegative_edges(q[i, j], edges[i, j], edges[i + 1, j])
+                north[i, j], south[i, j] = _limited_edges(q[i, j], edges[i, j], edges[i + 1, j])
             _parabolic_zonal_fluxes(i, q, u, line_from_means[i], line_from_nodes[i], spread[i], east_length[i], fx[i])
         else:
             north[i, :] = q[i, :]
@@ -287,7 +305,7 @@ def _zonal_edges(q, west, east, limited):
     east[n - 1] = west[0]
     if limited:
         for j in range(n):
-            west[j], east[j] = _nonnegative_edges(q[j], west[j], east[j])
+            west[j], east[j] = _limited_edges(q[j], west[j], east[j])
 
 
 @numba.njit(cache=True, error_model="numpy")

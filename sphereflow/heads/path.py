@@ -156,6 +156,16 @@ class WeightPath:
             kink |= _slope_jumps(self.time, self.values)
         return self.time[1:-1][kink]
 
+    def piece_at(self, t: float) -> int | None:
+        """The smooth piece of the path that begins at (or holds) a time, for `interval`; None where all of it is smooth."""
+        return None if self.interpolation == "hermite" and self.values is None else self.interval_of(t)
+
+    def smooth_until(self, t: float, target: float) -> float:
+        """`target`, or the next kink of the path if that comes first: how far a step from t may go."""
+        kinks = self.breakpoints
+        k = np.searchsorted(kinks, t * (1 + 1e-14), side="right")
+        return min(target, float(kinks[k])) if k < kinks.size else target
+
     def variation(self, t: float) -> float:
         """Length of the weight path, the integral of sum_h w_h |dA_h/dt|_F from the first node to t.
 
