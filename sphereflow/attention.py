@@ -76,6 +76,9 @@ class AttentionOperator:
         Relative accuracy of mobilities, and of the potential against its own variation.
     backend, nthreads
         Transform library and its threads.
+    two_point : bool
+        The first-order finite volumes of minimising movements: cell values stand at the nodes, and the gradient at a face
+        is the difference of its two nodes. Otherwise both are of fourth order.
 
     Attributes
     ----------
@@ -90,12 +93,17 @@ class AttentionOperator:
     tolerance: float = 1e-10
     backend: str = "auto"
     nthreads: int = 1
+    two_point: bool = False
     level: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def nonlinear_grids(self) -> tuple[int, ...]:
         """Latitudes of the grids on which logarithms may be taken; the last is the full grid."""
         return (*[n for n in NONLINEAR_GRIDS if 4 * n <= 3 * self.grid.nlat], self.grid.nlat)
+
+    def node_values(self, cells: np.ndarray) -> np.ndarray:
+        """Values at the nodes of a field (nlat, nlon) given in the cells."""
+        return cells if self.two_point else node_values(self.grid, cells)
 
     def __call__(self, density: np.ndarray, heads: Heads) -> "AttentionFields":
         """The model's fields for cell means of a density (nlat, nlon) and heads, each computed when first asked for."""
@@ -180,7 +188,7 @@ class AttentionFields:
     def __init__(self, operator: AttentionOperator, density: np.ndarray, heads: Heads):
         self.operator, self.density, self.heads = operator, density, heads
         self.grid = operator.grid
-        self.node_density = node_values(operator.grid, density)
+        self.node_density = operator.node_values(density)
         self.expansion = DensityExpansion(
             operator.grid, self.node_density, operator.tolerance, operator.backend, operator.nthreads
         )
@@ -272,13 +280,13 @@ class AttentionFields:
     @cached_property
     def face_velocity(self) -> tuple[np.ndarray, np.ndarray]:
         """Normal velocities at the faces: east (nlat, nlon) and south (nlat + 1, nlon)."""
-        model, sign = self.operator.velocity, self.operator.direction
+        model, sign, two_point = self.operator.velocity, self.operator.direction, self.operator.two_point
         if model == "attention":
             if self._has_general_values:
                 return vector_at_faces(self.grid, self._attention_vector, self.speed_bound)
-            return gradient_at_faces(self.grid, self.potential.values, None, sign, self.speed_bound)
+            return gradient_at_faces(self.grid, self.potential.values, None, sign, self.speed_bound, two_point)
         mobility = self.effective_mobility if model == "gradient-flow" else None
-        return gradient_at_faces(self.grid, self.first_variation, mobility, sign, np.inf)
+        return gradient_at_faces(self.grid, self.first_variation, mobility, sign, np.inf, two_point)
 
     @cached_property
     def first_variation_gradient(self) -> np.ndarray:

@@ -1,13 +1,16 @@
 r"""Between cell means, which the finite volumes evolve, and node values, which the transforms integrate.
 
 The two differ by h^2/24 times second derivatives (and by the node's distance from the cell's centre). Treating one as the other
-would be a second-order error in every moment of the density; a three-point parabola in each direction, the meridional one
-running through the poles and weighted with the cells' areas, removes it:
+would be a second-order error in every moment of the density. The conversion is done in conservation form, so that it keeps the
+mass of every neighbourhood even for a cluster of one cell:
 
 * in longitude   value = mean - (second difference of means) / 24,   mean = value + (second difference of values) / 24;
-* in colatitude  weights of rings i-1, i, i+1 that are exact for parabolas in theta.
+* in colatitude  w_i (value_i - mean_i) = G_{i+1/2} - G_{i-1/2} with the Gauss weights w.
 
-Both maps are linear, keep constants, and are shifted by a constant so that they keep the total mass to round-off.
+For a function f, G_{i+1/2} is the error of the Gauss rule cut off at that face, sum_{k<=i} w_k (f_k - mean_k). It is
+approximated by alpha (difference across the face) + beta (difference of the differences on either side), with the coefficients
+that make it exact for cos(theta) and sin(theta): locally all parabolas, also through the poles, where a meridian continues on
+the opposite one. Constants are kept.
 """
 
 from functools import lru_cache
@@ -39,55 +42,77 @@ def extended_faces(grid: GaussGrid, rings: int) -> np.ndarray:
 
 
 @lru_cache(maxsize=16)
-def _weights(grid: GaussGrid) -> tuple[np.ndarray, np.ndarray]:
-    """Weights (nlat, 3) of rings i-1, i, i+1 for the value at node i from means, and for the mean of cell i from values."""
-    theta, faces = grid.colatitude, extended_faces(grid, 1)
-    nodes = np.concatenate([-theta[:1], theta, 2 * np.pi - theta[-1:]])
-    powers = np.arange(3)
-    value, mean = np.empty((grid.nlat, 3)), np.empty((grid.nlat, 3))
-    for i in range(grid.nlat):
-        moments = area_weighted_moments(faces[i : i + 4], powers, theta[i])
-        value[i] = np.linalg.solve(moments.T, [1.0, 0.0, 0.0])
-        at_nodes = (nodes[i : i + 3, None] - theta[i]) ** powers
-        mean[i] = np.linalg.solve(at_nodes.T, moments[1])
-    return value, mean
+def _flux_weights(grid: GaussGrid) -> tuple[np.ndarray, np.ndarray]:
+    """Coefficients (nlat + 1, 2), alpha and beta of G, for cell means and for node values.
+
+    Face k takes q_k - q_{k-1} and (q_{k+1} - q_k) - (q_{k-1} - q_{k-2}) along the continued meridian. At a pole face G is odd
+    under a half turn: there only sin(theta) counts, and beta is 0.
+    """
+    n, theta = grid.nlat, grid.colatitude
+    faces = extended_faces(grid, 2)
+    nodes = np.concatenate([-theta[1::-1], theta, 2 * np.pi - theta[:-3:-1]])
+    half = np.diff(faces)[:, None] / 2
+    gauss, gauss_weight = roots_legendre(8)
+    inside = faces[:-1, None] + half * (1 + gauss)
+    area = gauss_weight * np.abs(np.sin(inside))
+    area /= area.sum(axis=1)[:, None]
+    means = np.array([(area * f(inside)).sum(axis=1) for f in (np.cos, np.sin)])
+    values = np.array([f(nodes) for f in (np.cos, np.sin)])
+    exact = np.zeros((2, n + 1))
+    np.cumsum(grid.weight * (values - means)[:, 2:-2], axis=1, out=exact[:, 1:])
+    exact[1] -= exact[1, n // 2]  # sin(theta) mirrors at the equator, where its G must vanish
+    out = []
+    for data in (means, values):
+        difference = np.diff(data, axis=1)
+        weights = np.zeros((n + 1, 2))
+        for k in range(1, n):
+            across, around = difference[:, k + 1], difference[:, k + 2] - difference[:, k]
+            weights[k] = np.linalg.solve(np.column_stack([across, around]), exact[:, k])
+        for k in (0, n):
+            weights[k, 0] = exact[1, k] / difference[1, k + 1]
+        out.append(weights)
+    return out[0], out[1]
 
 
 def node_values(grid: GaussGrid, means: np.ndarray) -> np.ndarray:
     """Values at the nodes of a field (nlat, nlon) given by cell means; may be slightly negative at steep edges."""
-    return _converted(grid, means, _weights(grid)[0], -1.0)
+    out = np.empty(grid.shape)
+    _convert(means, _flux_weights(grid)[0], 1.0, grid.weight, out)
+    return out
 
 
 def cell_means(grid: GaussGrid, values: np.ndarray) -> np.ndarray:
     """Cell means of a field (nlat, nlon) given at the nodes; non-negative if the values are, and of the same mass."""
-    out = _converted(grid, values, _weights(grid)[1], 1.0)
+    out = np.empty(grid.shape)
+    _convert(values, _flux_weights(grid)[1], -1.0, grid.weight, out)
     if values.min() >= 0 > out.min():
         np.maximum(out, 0.0, out=out)
         out *= grid.integrate(values) / grid.integrate(out)
     return out
 
 
-def _converted(grid, field, weight, sign):
-    out = np.empty(grid.shape)
-    _three_point(field, weight, sign / 24.0, out)
-    out += grid.integrate(field - out) / (4 * np.pi)
-    return out
-
-
 @numba.njit(cache=True, error_model="numpy", parallel=True)
-def _three_point(q, weight, zonal, out):
-    """The meridional weights and 1 + zonal * (second difference in longitude), one after the other."""
+def _convert(q, weight, sign, gauss, out):
+    """q + sign (G_south - G_north) / w in colatitude, then 1 - sign (second difference) / 24 in longitude."""
     nlat, nlon = q.shape
     half = nlon // 2
-    for i in numba.prange(nlat):
-        a, b, c = weight[i]
-        row = np.empty(nlon)
+    flux = np.empty((nlat + 1, nlon))
+    for k in numba.prange(nlat + 1):
+        alpha, beta = weight[k]
         for j in range(nlon):
             opposite = j + half if j < half else j - half
-            north = q[i - 1, j] if i > 0 else q[0, opposite]
-            south = q[i + 1, j] if i + 1 < nlat else q[nlat - 1, opposite]
-            row[j] = a * north + b * q[i, j] + c * south
-        out[i, 0] = row[0] + zonal * (row[nlon - 1] - 2.0 * row[0] + row[1])
+            a = q[k - 2, j] if k >= 2 else q[1 - k, opposite]
+            b = q[k - 1, j] if k >= 1 else q[0, opposite]
+            c = q[k, j] if k < nlat else q[nlat - 1, opposite]
+            d = q[k + 1, j] if k + 1 < nlat else q[2 * nlat - 2 - k, opposite]
+            flux[k, j] = alpha * (c - b) + beta * ((d - c) - (b - a))
+    for i in numba.prange(nlat):
+        scale = sign / gauss[i]
+        row = np.empty(nlon)
+        for j in range(nlon):
+            row[j] = q[i, j] + scale * (flux[i + 1, j] - flux[i, j])
+        share = sign / 24.0
+        out[i, 0] = row[0] - share * (row[nlon - 1] - 2.0 * row[0] + row[1])
         for j in range(1, nlon - 1):
-            out[i, j] = row[j] + zonal * (row[j - 1] - 2.0 * row[j] + row[j + 1])
-        out[i, nlon - 1] = row[nlon - 1] + zonal * (row[nlon - 2] - 2.0 * row[nlon - 1] + row[0])
+            out[i, j] = row[j] - share * (row[j - 1] - 2.0 * row[j] + row[j + 1])
+        out[i, nlon - 1] = row[nlon - 1] - share * (row[nlon - 2] - 2.0 * row[nlon - 1] + row[0])

@@ -103,12 +103,9 @@ class _Progress:
         self._bar.n = solver.t
         if self._bar._time() - self._bar.last_print_t < self._bar.mininterval:
             return
-        from sphereflow.energy import energy
-
-        drift = solver.operator.grid.integrate(solver.density) - 1
         self._bar.set_description_str(f"t = {solver.t:.3f}", refresh=False)
         self._bar.set_postfix_str(
-            f"dt = {solver.dt:.1e}, E = {energy(solver.fields):.6g}, mass drift {drift:.0e}", refresh=False
+            f"dt = {solver.dt:.1e}, E = {solver.energy:.6g}, mass drift {solver.mass - 1:.0e}", refresh=False
         )
         self._bar.refresh()
         self._bar.last_print_t = self._bar._time()
@@ -128,12 +125,11 @@ def _share(value):
 
 def _validate(options):
     from sphereflow.case import load_case
-    from sphereflow.grid import GaussGrid
-    from sphereflow.runs import build_density, build_weight_path
+    from sphereflow.runs import build_initial_state, build_weight_path
 
     case = load_case(options.case, options.overrides)
     build_weight_path(case)  # reads the input files a case names
-    build_density(case, GaussGrid(case.grid.nlat))
+    build_initial_state(case)
     print(case.to_toml(), end="")
     print(f"{options.case}: valid", file=sys.stderr)
 

@@ -104,14 +104,44 @@ class DensitySnapshot:
         self.grid, self.density = fields.grid, fields.density
 
     @cached_property
+    def mass(self) -> float:
+        """int rho dx."""
+        return float(self.grid.integrate(self.density))
+
+    @cached_property
     def energy(self) -> float:
         """E."""
         return energy.energy(self.fields)
 
     @cached_property
+    def dissipation(self) -> float:
+        """P, minus the exact rate of the space-discrete energy."""
+        return energy.dissipation(self.fields, self.tendency)
+
+    @cached_property
+    def metric_speed_squared(self) -> float:
+        """G^2."""
+        return energy.metric_speed_squared(self.fields)
+
+    @cached_property
+    def metric_slope_squared(self) -> float:
+        """S^2."""
+        return energy.metric_slope_squared(self.fields)
+
+    @cached_property
+    def gradient_flow_defect(self) -> float:
+        """Half of int b |v - v_gf|^2 rho."""
+        return energy.gradient_flow_defect(self.fields)
+
+    @cached_property
     def mean(self) -> np.ndarray:
         """int x rho dx."""
         return mean_position(self.grid, self.density)
+
+    @cached_property
+    def second_moment(self) -> np.ndarray:
+        """int x x^T rho dx."""
+        return second_moment(self.grid, self.density)
 
 
 def _scalar(name, long_name, value, units="1", **more):
@@ -123,27 +153,27 @@ def _field(name, long_name, value, units="1", **attrs):
 
 
 SCALARS = (
-    _scalar("mass", "total mass", lambda s: s.grid.integrate(s.density)),
+    _scalar("mass", "total mass", lambda s: s.mass),
     _scalar("energy", "interaction energy E", lambda s: s.energy),
     _scalar(
         "dissipation",
         "dissipation P = - int grad(xi) . v rho, the rate at which the flow lowers E",
-        lambda s: energy.dissipation(s.fields, s.tendency),
+        lambda s: s.dissipation,
     ),
     _scalar(
         "metric_speed_squared",
         "squared metric speed G^2 = int b |v|^2 rho",
-        lambda s: energy.metric_speed_squared(s.fields),
+        lambda s: s.metric_speed_squared,
     ),
     _scalar(
         "metric_slope_squared",
         "squared metric slope S^2 = int |grad(xi)|^2 / b rho",
-        lambda s: energy.metric_slope_squared(s.fields),
+        lambda s: s.metric_slope_squared,
     ),
     _scalar(
         "gradient_flow_defect",
         "gradient-flow defect, half of int b |v - v_gf|^2 rho",
-        lambda s: energy.gradient_flow_defect(s.fields),
+        lambda s: s.gradient_flow_defect,
     ),
     _scalar("weight_work", "work W of the weights since t = 0", lambda s: s.ledger.weight_work),
     _scalar("dissipation_integral", "integral of P since t = 0", lambda s: s.ledger.dissipation_integral),
@@ -166,7 +196,7 @@ SCALARS = (
     _scalar("mean_y", "mean position, y component", lambda s: s.mean[1]),
     _scalar("mean_z", "mean position, z component", lambda s: s.mean[2]),
     Variable("second_moment", ("t", "row", "col"), "1", "second moments int x x^T rho",
-             lambda s: second_moment(s.grid, s.density)),
+             lambda s: s.second_moment),
     _scalar("order_parameter", "order parameter |int x rho|", lambda s: np.linalg.norm(s.mean)),
     _scalar("cluster_count", "number of regions denser than half the largest density",
             lambda s: cluster_count(s.grid, s.density), dtype="i4"),
@@ -228,7 +258,53 @@ def run_variables(fields: Sequence[str], with_noise: bool, with_values: bool) ->
     return (*chosen, *SCALARS, *noise, *HEAD_VARIABLES, *values)
 
 
+MOVEMENT_SCALARS = (
+    _scalar("movement_cost", "cost W^2 / (2 tau) of the last step", lambda s: s.movement_cost),
+    _scalar(
+        "movement_slack",
+        "slack of the last step's energy inequality, -s E before and after it, minus its cost, at its weights",
+        lambda s: s.movement_slack,
+    ),
+    _scalar("movement_slack_min", "smallest slack of all steps since t = 0", lambda s: s.smallest_slack),
+    _scalar("newton_iterations", "Newton iterations of the last step", lambda s: s.newton_iterations, dtype="i4"),
+    _scalar("step_halvings", "steps repeated with half the length since t = 0", lambda s: s.halvings, dtype="i8"),
+)
+
+
+def movement_variables(fields: Sequence[str], with_noise: bool, with_values: bool) -> tuple[Variable, ...]:
+    """The variables of a run by minimising movements: those of `run_variables` and the account of the last step."""
+    return (*run_variables(fields, with_noise, with_values), *MOVEMENT_SCALARS)
+
+
+DENSITY_ONLY = ("entropy", "density_min", "density_max", "cluster_count")
+POSITION = Variable("position", ("t", "particle", "xyz"), "1", "unit vectors of the tokens", lambda s: s.position)
+PARTICLE_WEIGHT = Variable("particle_weight", ("particle",), "1", "weight of each token, total 1")
+MEAN_VECTOR = Variable("mean", ("t", "row"), "1", "mean position int x rho", lambda s: s.mean)
+
+
+def particle_variables(
+    fields: Sequence[str], with_noise: bool, with_values: bool, dimension: int = 3
+) -> tuple[Variable, ...]:
+    """The variables of a particle run: those of `run_variables` that need no density, and the tokens.
+
+    Parameters
+    ----------
+    fields : sequence of str
+        May hold "position".
+    with_noise, with_values : bool
+        As in `run_variables`.
+    dimension : int
+        Dimension d; beyond 3 the mean is one vector instead of mean_x, mean_y, mean_z.
+    """
+    absent = {*DENSITY_ONLY, *("mean_x", "mean_y", "mean_z")[dimension if dimension <= 3 else 0 :]}
+    shared = tuple(v for v in run_variables((), with_noise, with_values) if v.name not in absent)
+    position = (POSITION,) if "position" in fields else ()
+    mean = (MEAN_VECTOR,) if dimension > 3 else ()
+    return (*position, PARTICLE_WEIGHT, *shared, *mean)
+
+
 def record(snapshot, variables: Sequence[Variable]) -> dict[str, np.ndarray]:
     """Values of the variables for one snapshot, by name; overflow of energies at huge weights reads as inf or NaN."""
     with np.errstate(over="ignore", invalid="ignore"):
-        return {variable.name: np.asarray(variable.value(snapshot)) for variable in variables}
+        recorded = [variable for variable in variables if variable.value is not None]
+        return {variable.name: np.asarray(variable.value(snapshot)) for variable in recorded}

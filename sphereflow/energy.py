@@ -14,7 +14,6 @@ from dataclasses import dataclass
 import numpy as np
 
 from sphereflow.attention import AttentionFields
-from sphereflow.cells import node_values
 from sphereflow.harmonics import get_transform, inner_product
 
 
@@ -32,7 +31,7 @@ def dissipation(fields: AttentionFields, tendency: np.ndarray) -> float:
     variation, lmax = fields.variation_coefficients
     operator = fields.operator
     transform = get_transform(operator.grid.nlat, lmax, operator.backend, operator.nthreads)
-    return -float(inner_product(variation, transform.analysis(node_values(operator.grid, tendency)), lmax))
+    return -float(inner_product(variation, transform.analysis(operator.node_values(tendency)), lmax))
 
 
 def weight_power(fields: AttentionFields) -> float:

@@ -59,7 +59,9 @@ def face_geometry(grid: GaussGrid) -> FaceGeometry:
     return FaceGeometry(np.sin(theta) * grid.dlon, np.diff(nodes)[1:-1], average, node)
 
 
-def gradient_at_faces(grid: GaussGrid, potential: np.ndarray, mobility: np.ndarray | None, factor: float, bound: float):
+def gradient_at_faces(
+    grid: GaussGrid, potential: np.ndarray, mobility: np.ndarray | None, factor: float, bound: float, two_point=False
+):
     """Normal velocity factor * grad(potential) / mobility at the faces.
 
     Parameters
@@ -73,6 +75,8 @@ def gradient_at_faces(grid: GaussGrid, potential: np.ndarray, mobility: np.ndarr
         Multiplies the result, +1 or -1 for ascending or descending.
     bound : float
         Largest speed that the exact field can have; the reconstruction is clipped to it.
+    two_point : bool
+        Whether to take the average over the one edge that crosses the face for the value at the face (second order).
 
     Returns
     -------
@@ -83,8 +87,9 @@ def gradient_at_faces(grid: GaussGrid, potential: np.ndarray, mobility: np.ndarr
     east, south = np.empty(grid.shape), np.empty((grid.nlat + 1, grid.nlon))
     weighted = mobility is not None
     _gradient_at_faces(
-        potential, mobility if weighted else potential, weighted, factor, bound, *_edge_arguments(geometry), east, south
-    )
+        potential, mobility if weighted else potential, weighted, two_point, factor, bound, *_edge_arguments(geometry),
+        east, south,
+    )  # fmt: skip
     return east, south
 
 
@@ -106,7 +111,7 @@ def _edge_average(p0, p1, b0, b1, weighted):
 
 
 @numba.njit(cache=True, parallel=True, error_model="numpy")
-def _gradient_at_faces(p, b, weighted, factor, bound, east_length, south_length, weight, east, south):
+def _gradient_at_faces(p, b, weighted, two_point, factor, bound, east_length, south_length, weight, east, south):
     nlat, nlon = p.shape
     half = nlon // 2
     edges = np.empty((nlat + 1, nlon))
@@ -125,7 +130,9 @@ def _gradient_at_faces(p, b, weighted, factor, bound, east_length, south_length,
             south[k, :] = 0.0
         else:
             for j in range(nlon):
-                u = weight[k, 0] * edges[k - 1, j] + weight[k, 1] * edges[k, j] + weight[k, 2] * edges[k + 1, j]
+                u = edges[k, j]
+                if not two_point:
+                    u = weight[k, 0] * edges[k - 1, j] + weight[k, 1] * u + weight[k, 2] * edges[k + 1, j]
                 south[k, j] = min(max(u, -bound), bound)
     for i in numba.prange(nlat):
         scale = factor / east_length[i]
@@ -136,8 +143,44 @@ def _gradient_at_faces(p, b, weighted, factor, bound, east_length, south_length,
         for j in range(nlon):
             west = g[j - 1] if j > 0 else g[nlon - 1]
             other = g[j + 1] if j + 1 < nlon else g[0]
-            u = (26.0 * g[j] - west - other) / 24.0
+            u = g[j] if two_point else (26.0 * g[j] - west - other) / 24.0
             east[i, j] = min(max(u, -bound), bound)
+
+
+def two_point_conductance(grid: GaussGrid, mobility: np.ndarray | None):
+    """Face length over (distance of the two nodes times mobility), the mobility's logarithmic mean being taken.
+
+    Times the difference of a potential this is a flux by the first-order two-point formula.
+
+    Parameters
+    ----------
+    mobility : ndarray, shape (nlat, nlon), or None
+        Positive, at the nodes; None stands for 1.
+
+    Returns
+    -------
+    east : ndarray, shape (nlat, nlon)
+    south : ndarray, shape (nlat + 1, nlon)
+        0 at the poles.
+    """
+    geometry = face_geometry(grid)
+    east = np.repeat(np.diff(grid.colatitude_face) / geometry.east_length, grid.nlon).reshape(grid.shape)
+    south = np.zeros((grid.nlat + 1, grid.nlon))
+    south[1:-1] = (np.sin(grid.colatitude_face) * grid.dlon / geometry.south_length)[1:-1, None]
+    if mobility is not None:
+        _divide_by_logarithmic_mean(mobility, east, south)
+    return east, south
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _divide_by_logarithmic_mean(b, east, south):
+    nlat, nlon = b.shape
+    for i in range(nlat):
+        for j in range(nlon):
+            following = j + 1 if j + 1 < nlon else 0
+            east[i, j] *= _edge_average(0.0, 1.0, b[i, j], b[i, following], True)
+            if i > 0:
+                south[i, j] *= _edge_average(0.0, 1.0, b[i - 1, j], b[i, j], True)
 
 
 def vector_at_faces(grid: GaussGrid, vector: np.ndarray, bound: float):

@@ -254,6 +254,7 @@ _KINDS = {
     "uniform": _uniform,
     "vmf-mixture": _vmf_mixture,
     "octahedron": _octahedron,
+    "vertices": _octahedron,
     "harmonic": _harmonic,
     "tokens": _tokens,
     "netcdf": _from_netcdf,

@@ -9,7 +9,8 @@ nor on the sharpness of rho. Gradients come from the same sum with the coefficie
 
 The sum has an absolute error of about 1e-16 exp(r), and M can be as small as exp(-r): where that matters
 (`expansion_is_accurate`) the positive sum over cells, `direct_sum`, is used instead. It never overflows and the mean
-it returns is a convex combination of unit vectors.
+it returns is a convex combination of unit vectors. Kernels narrower than the grid (r beyond lmax^2 / 10 or so) are not resolved by
+the cells; there the expansion of a density that the grid resolves is the better one down to a density of 1e-9 of its largest.
 """
 
 import math
@@ -23,6 +24,7 @@ from sphereflow.harmonics import degrees_and_orders
 
 BLOCK = 64  # points a pass of the inner loop works on: enough to vectorise, few enough to stay in the first cache
 EPSILON_GROWTH = 8.0  # measured rounding error of the expansion in units of 2.2e-16 exp(r), with a margin
+LARGEST_RADIUS = 1e5  # beyond it no grid holds the degrees and the sum over cells alone is used
 
 
 @lru_cache(maxsize=4096)
@@ -39,8 +41,11 @@ def _tail_logarithms(radius_steps: int) -> np.ndarray:
 def expansion_degree(radius: float, log_target: float) -> int:
     """Smallest degree L for which the neglected part of M is at most exp(log_target) on |xi| <= radius.
 
-    The bound sum_{l>L} (2l+1) i_l(radius) holds for every probability density, a Dirac mass included.
+    The bound sum_{l>L} (2l+1) i_l(radius) holds for every probability density, a Dirac mass included. Radii beyond
+    `LARGEST_RADIUS` need more degrees than any grid has; that number stands for them.
     """
+    if radius > LARGEST_RADIUS:
+        return int(LARGEST_RADIUS)
     tails = _tail_logarithms(math.ceil(16 * radius))
     return int(np.searchsorted(-tails, -log_target))
 
@@ -59,6 +64,29 @@ def expansion_is_accurate(scaled_values: np.ndarray, tolerance: float) -> np.nda
         Relative error asked for.
     """
     return scaled_values * tolerance > EPSILON_GROWTH * np.finfo(float).eps
+
+
+def expansion_error(radius: np.ndarray, coefficients: np.ndarray, lmax: int) -> np.ndarray:
+    r"""Estimated absolute error of exp(-r) M(r w) from coefficients of a density that the grid resolves.
+
+    Two parts: noise in the coefficients, taken from the largest degrees (where nothing else is left; what is cut off beyond them
+    is of the same size), delta sqrt(4 pi sum_l (2l+1) i_l^2); and rounding of the sum, eps sum_l i_l sqrt(4 pi (2l+1)) |rho_l|.
+
+    Parameters
+    ----------
+    radius : ndarray, shape (n,)
+    coefficients : ndarray, shape (nlm,)
+        Of the density, up to degree `lmax`.
+    """
+    degree, order = degrees_and_orders(lmax)
+    size = np.sqrt(np.bincount(degree, np.abs(coefficients) ** 2 * np.where(order > 0, 2, 1)))
+    count = 2 * np.arange(lmax + 1) + 1
+    noise = (size / np.sqrt(count))[int(0.9 * lmax) :].max()
+    some = np.geomspace(1e-2, max(radius.max(), 1.0), BLOCK)  # smooth in the radius: a table of it will do
+    bessel = _scaled_bessel(some, some[-1], lmax)
+    error = noise * np.sqrt(4 * np.pi * (count @ bessel**2))
+    error += np.finfo(float).eps * ((np.sqrt(4 * np.pi * count) * size) @ bessel)
+    return EPSILON_GROWTH * np.interp(radius, some, error)
 
 
 @lru_cache(maxsize=32)
@@ -250,6 +278,10 @@ def log_mobility(
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""log M(xi) and grad M / M at scattered points, each by the expansion or, where that would cancel, the direct sum.
 
+    With radii so large that the expansion is cut at `lmax` (the density, which the grid resolves, has nothing beyond) the cells
+    may not resolve the kernel either: the sum over them is then off by about exp(-2 lmax^2 / r), and no more is asked of the
+    expansion.
+
     Parameters
     ----------
     xi : ndarray, shape (n, 3)
@@ -257,7 +289,7 @@ def log_mobility(
     coefficients : ndarray, shape (4, nlm)
         Coefficients of rho, y_1 rho, y_2 rho, y_3 rho up to degree `lmax`.
     points, mass : ndarray, shape (N, 3) and (N,)
-        The cells of the density, for the direct sum.
+        The cells of the density, for the direct sum: nodes of the Gauss grid with lmax + 1 latitudes.
     tolerance : float
         Relative error asked for.
 
@@ -268,9 +300,15 @@ def log_mobility(
         |mean| <= 1.
     """
     radius = np.linalg.norm(xi, axis=1)
-    needed = expansion_degree(radius.max(initial=0.0), math.log(tolerance) - radius.max(initial=0.0))
+    largest = radius.max(initial=0.0)
+    if largest > LARGEST_RADIUS:
+        return direct_sum(xi, points, mass)
+    needed = expansion_degree(largest, math.log(tolerance) - largest)
     values, _ = evaluate_expansion(xi[None], coefficients, lmax, np.array([min(needed, lmax)]))
     good = expansion_is_accurate(values[0, 0], tolerance)
+    if needed > lmax:
+        unresolved = np.exp(-2 * lmax**2 / np.maximum(radius, 1.0))
+        good = values[0, 0] * np.maximum(tolerance, unresolved) > expansion_error(radius, coefficients[0], lmax)
     safe = np.where(good, values[0, 0], 1.0)
     log_values, mean = radius + np.log(safe), (values[1:, 0] / safe).T
     mean /= np.maximum(1.0, np.linalg.norm(mean, axis=1))[:, None]

@@ -192,8 +192,9 @@ class MobilitySet:
         self.values = whole[0]
         self.gradient = np.moveaxis(whole[1:], 0, 1) if gradient else None
 
-    @cached_property
-    def _sampling_radius(self):
+    @property
+    def _sampling_radius(self) -> np.ndarray:
+        """|xi| at the northern sampling nodes for the matrices that are expanded (their number falls while sampling)."""
         return np.linalg.norm(self.sampling.north @ self.matrices[self.expanded], axis=-1)
 
     def _sum(self, sets):

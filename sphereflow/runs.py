@@ -21,11 +21,14 @@ from sphereflow import __version__
 from sphereflow.attention import AttentionOperator
 from sphereflow.case import Case, load_case, parse_case
 from sphereflow.cells import cell_means
-from sphereflow.diagnostics import record, run_variables
+from sphereflow.diagnostics import Variable, movement_variables, particle_variables, record, run_variables
 from sphereflow.errors import CaseError
 from sphereflow.grid import GaussGrid
 from sphereflow.heads import WeightPath, sample_weight_path
 from sphereflow.initial import initial_density
+from sphereflow.movement import StepSettings
+from sphereflow.movement_solver import MovementSolver
+from sphereflow.particles import ParticleSolver, TokenOperator, initial_tokens, quadrature_tokens
 from sphereflow.simulation import FiniteVolumeSolver, record_times, run_to_end
 from sphereflow.stepping import StepController
 from sphereflow.storage import RunWriter, open_run, read_density
@@ -44,13 +47,31 @@ def build_weight_path(case: Case) -> WeightPath:
     CaseError
         If a file it names cannot be used, or the weights do not fit the velocity model.
     """
-    path = sample_weight_path(case.heads, case.solver.t_end, read_arrays=read_arrays)
+    path = sample_weight_path(case.heads, case.solver.t_end, case.model.dimension, read_arrays)
     if path.values is not None and case.model.velocity != "attention":
         raise CaseError(
             f"model.velocity: {case.model.velocity!r} takes its velocity from the energy, but the weights come with value "
             'matrices of their own; use velocity = "attention", or set heads.values = "logits"'
         )
+    if case.solver.kind == "minimizing-movement" and case.model.velocity == "attention":
+        _require_energy(path)
     return path
+
+
+def _require_energy(path: WeightPath) -> None:
+    """Refuse weights whose attention is not the gradient flow of an energy, as far as the case alone does not tell."""
+    skew = np.abs(path.logits - path.logits.swapaxes(-1, -2)).max()
+    reasons = {
+        "there is more than one head": path.logits.shape[1] > 1,
+        "the weights come with value matrices of their own": path.values is not None,
+        "the logit matrix is not symmetric": skew > 1e-12 * np.abs(path.logits).max(),
+    }
+    for reason, holds in reasons.items():
+        if holds:
+            raise CaseError(
+                'model.velocity: "attention" is not allowed with solver.kind = "minimizing-movement" here, because '
+                f'{reason}: it is not the gradient flow of the energy; use velocity = "gradient-flow", or another solver'
+            )
 
 
 def build_density(case: Case, grid: GaussGrid) -> np.ndarray:
@@ -59,7 +80,20 @@ def build_density(case: Case, grid: GaussGrid) -> np.ndarray:
     return density if case.initial.kind == "netcdf" else cell_means(grid, density)
 
 
-def build_solver(case: Case, threads: int = 1) -> FiniteVolumeSolver:
+def build_tokens(case: Case) -> tuple[np.ndarray, np.ndarray]:
+    """Positions (n, d) and weights (n,) of the initial tokens of a particle case."""
+    solver, readers = case.solver, {"read_tokens": read_tokens, "read_density": read_density}
+    if solver.quadrature:
+        return quadrature_tokens(GaussGrid(case.grid.nlat), case.initial, **readers)
+    return initial_tokens(case.initial, solver.count, solver.seed, case.model.dimension, **readers)
+
+
+def build_initial_state(case: Case):
+    """The state a case starts from: cell means of a density, or tokens; reads the files it names."""
+    return build_tokens(case) if case.solver.kind == "particles" else build_density(case, GaussGrid(case.grid.nlat))
+
+
+def build_solver(case: Case, threads: int = 1):
     """The solver of a case at t = 0.
 
     Parameters
@@ -67,20 +101,79 @@ def build_solver(case: Case, threads: int = 1) -> FiniteVolumeSolver:
     case : Case
     threads : int
         Threads of the transforms; those of the compiled loops are numba's (`numba.set_num_threads`).
+
+    Returns
+    -------
+    FiniteVolumeSolver, MovementSolver or ParticleSolver
+        Whatever it is, it has t, dt, step, path, ledger, energy, mass, advance(target) and snapshot().
     """
-    grid = GaussGrid(case.grid.nlat)
-    model, solver = case.model, case.solver
-    operator = AttentionOperator(
-        grid, model.velocity, DIRECTIONS[model.direction], model.tolerance, model.backend, threads
-    )
+    return SOLVERS[case.solver.kind](case, threads)
+
+
+def _operator(case, threads, two_point):
+    model = case.model
+    return AttentionOperator(
+        GaussGrid(case.grid.nlat), model.velocity, DIRECTIONS[model.direction], model.tolerance, model.backend, threads,
+        two_point,
+    )  # fmt: skip
+
+
+def _finite_volume_solver(case, threads):
+    solver = case.solver
+    operator = _operator(case, threads, two_point=solver.reconstruction == "two-point")
     controls = {key: value for key in ("cfl", "error_tolerance") if (value := getattr(solver, key)) is not None}
     return FiniteVolumeSolver(
         operator=operator,
-        transport=Transport(grid, solver.reconstruction, model.diffusion),
+        transport=Transport(operator.grid, solver.reconstruction, case.model.diffusion),
         path=build_weight_path(case),
         controller=StepController(fixed_dt=solver.dt, **controls),
-        density=build_density(case, grid),
+        density=build_density(case, operator.grid),
     )
+
+
+def _movement_solver(case, threads):
+    solver, operator = case.solver, _operator(case, threads, two_point=True)
+    return MovementSolver(
+        operator=operator,
+        path=build_weight_path(case),
+        density=build_density(case, operator.grid),
+        tau=solver.tau,
+        settings=StepSettings(solver.newton_tolerance, solver.newton_limit, solver.inner_steps),
+    )
+
+
+def _particle_solver(case, threads):
+    model, solver = case.model, case.solver
+    positions, weights = build_tokens(case)
+    return ParticleSolver(
+        operator=TokenOperator(model.velocity, DIRECTIONS[model.direction], model.tolerance, threads),
+        path=build_weight_path(case),
+        positions=positions,
+        weights=weights,
+        scheme=solver.scheme,
+        max_dt=solver.dt,
+    )
+
+
+SOLVERS = {
+    "finite-volume": _finite_volume_solver,
+    "minimizing-movement": _movement_solver,
+    "particles": _particle_solver,
+}
+
+
+def output_layout(case: Case, solver) -> tuple[tuple[Variable, ...], dict]:
+    """The variables a run records, and what `RunWriter.create` must know of its grid or tokens."""
+    noise, values = solver.path.noise_var > 0, solver.path.values is not None
+    if case.solver.kind == "particles":
+        count, dimension = solver.positions.shape
+        layout = {
+            "dimensions": {"particle": count, "xyz": dimension},
+            "coordinates": {"particle_weight": solver.weights},
+        }
+        return particle_variables(case.output.fields, noise, values, dimension), layout
+    table = movement_variables if case.solver.kind == "minimizing-movement" else run_variables
+    return table(case.output.fields, noise, values), {"grid": solver.operator.grid}
 
 
 def run(
@@ -90,7 +183,7 @@ def run(
     overrides: Sequence[str] = (),
     force: bool = False,
     threads: int = 1,
-    on_step: Callable[[FiniteVolumeSolver], None] | None = None,
+    on_step: Callable[[object], None] | None = None,
 ):
     """Run a case to its end and write its output file.
 
@@ -125,11 +218,10 @@ def run(
     path = Path(output if output is not None else case.output.file)
     with _compiled_threads(threads):
         solver = build_solver(case, threads)
-        noise, values = solver.path.noise_var > 0, solver.path.values is not None
-        variables = run_variables(case.output.fields, noise, values)
+        variables, layout = output_layout(case, solver)
         writer = RunWriter.create(
             path, variables=variables, attributes=_attributes(case, solver), weight_path=solver.path,
-            grid=solver.operator.grid, force=force,
+            force=force, **layout,
         )  # fmt: skip
         with writer:
             callback = (lambda: on_step(solver)) if on_step else (lambda: None)
@@ -159,17 +251,22 @@ def _compiled_threads(threads: int):
         numba.set_num_threads(before)
 
 
-def _attributes(case: Case, solver: FiniteVolumeSolver) -> dict:
+def _attributes(case: Case, solver) -> dict:
     """Global attributes: what was run, by what, when."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     command = " ".join(Path(arg).name if k == 0 else arg for k, arg in enumerate(sys.argv))
-    backend = solver.fields.expansion.transform(case.grid.nlat, case.grid.nlat - 1).name
+    particles = case.solver.kind == "particles"
+    backend = "ducc0" if particles else solver.fields.expansion.transform(case.grid.nlat, case.grid.nlat - 1).name
     libraries = ["numpy", "scipy", "numba", "ducc0", "netCDF4"] + (["shtns"] if backend == "shtns" else [])
     versions = {"python": platform.python_version(), **{name: importlib.metadata.version(name) for name in libraries}}
+    what = "Token density on the sphere"
+    if particles:
+        count, dimension = solver.positions.shape
+        what = f"{count} tokens on the sphere S^{dimension - 1}"
     title = case.title or "Mean-field dynamics of multi-head attention on the sphere"
     return {
         "title": title,
-        "summary": f"Token density on the sphere, velocity model {case.model.velocity} ({case.model.direction}), "
+        "summary": f"{what}, velocity model {case.model.velocity} ({case.model.direction}), "
         f"{solver.path.logits.shape[1]} heads with {case.heads.schedule} weights, by {case.solver.kind}.",
         "history": f"{now}: {command}",
         "source": f"sphereflow {__version__}",
@@ -179,6 +276,7 @@ def _attributes(case: Case, solver: FiniteVolumeSolver) -> dict:
         "sphereflow_case": case.to_toml(),
         "sphereflow_case_sha256": case.sha256,
         "sphereflow_seed": json.dumps(case.heads.seed),
+        **({"sphereflow_token_seed": json.dumps(case.solver.seed)} if particles else {}),
         "sphereflow_backend": backend,
         "sphereflow_versions": json.dumps(versions),
     }

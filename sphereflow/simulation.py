@@ -56,19 +56,12 @@ class FiniteVolumeSolver:
 
     def __post_init__(self):
         self.density = self.transport.reconcile(np.array(self.density, dtype=float))
-        self._breakpoints = self.path.breakpoints
         if self.ledger is None:
             self.ledger = Ledger(initial_energy=energy.energy(self.fields))
 
     def heads_at(self, t: float, interval: int | None) -> Heads:
         """The weights at a time, seen from one smooth piece of the path."""
-        path = self.path
-        return Heads(
-            path.logits_at(t, interval),
-            path.head_weight,
-            path.values_at(t, interval),
-            path.rate_at(t, interval),
-        )
+        return Heads.on_path(self.path, t, interval)
 
     @property
     def fields(self) -> AttentionFields:
@@ -79,9 +72,19 @@ class FiniteVolumeSolver:
         return self._fields
 
     @property
+    def energy(self) -> float:
+        """E at the present time."""
+        return energy.energy(self.fields)
+
+    @property
+    def mass(self) -> float:
+        """Total mass."""
+        return float(self.operator.grid.integrate(self.density))
+
+    @property
     def _interval(self) -> int | None:
         """The smooth piece of the weight path that begins at (or holds) the present time."""
-        return None if self.path.interpolation == "hermite" else self.path.interval_of(self.t)
+        return self.path.piece_at(self.t)
 
     def _step_bound(self, cfl: float) -> float:
         return self.transport.step_bound(*self.fields.face_velocity, cfl)
@@ -111,8 +114,7 @@ class FiniteVolumeSolver:
             If the density becomes non-finite or negative, or a fixed step is unstable.
         """
         with np.errstate(over="ignore", invalid="ignore"):
-            later = self._breakpoints[self._breakpoints > self.t * (1 + 1e-14)]
-            target = min(target, later[0]) if later.size else target
+            target = self.path.smooth_until(self.t, target)
             interval, before = self._interval, self._trapezoid_rates()
             while True:
                 dt = steps_to(self.t, target, self.controller.choose(self._step_bound, self.t, self.step))

@@ -25,7 +25,7 @@ from sphereflow.grid import GaussGrid
 
 RING_THRESHOLD = 0.5
 TRIGONOMETRIC_GROUPS = 16
-RECONSTRUCTIONS = ("ppm", "upwind")
+RECONSTRUCTIONS = ("ppm", "upwind", "two-point")
 
 
 @dataclass(frozen=True)
@@ -35,8 +35,9 @@ class Transport:
     Parameters
     ----------
     grid : GaussGrid
-    reconstruction : {"ppm", "upwind"}
-        Piecewise parabolas, or the first-order upwind scheme.
+    reconstruction : {"ppm", "upwind", "two-point"}
+        Piecewise parabolas; constant cells (first order, upwind); or the latter without merged cells, for face velocities from
+        two-point differences: the scheme that minimising movements tend to as their step goes to zero.
     diffusion : float
         kappa >= 0.
     """
@@ -48,6 +49,8 @@ class Transport:
     @cached_property
     def group_size(self) -> np.ndarray:
         """Number of cells merged in each ring, shape (nlat,)."""
+        if self.reconstruction == "two-point":
+            return np.ones(self.grid.nlat, int)
         nlon = self.grid.nlon
         divisors = np.array([m for m in range(1, nlon // 4 + 1) if nlon % m == 0])
         wide_enough = divisors[None, :] * np.sin(self.grid.colatitude)[:, None] >= RING_THRESHOLD
@@ -124,15 +127,27 @@ class Transport:
     def step_bound(self, east: np.ndarray, south: np.ndarray, cfl: float) -> float:
         """Largest stable time step: cfl pi/nlat / max|v| and the diffusive bound, added as rates.
 
-        The speed is the largest normal speed through any face; infinite if nothing moves.
+        The speed is the largest normal speed through any face; infinite if nothing moves. Where no cells are merged the bound
+        is cfl over the largest share of its content that a cell loses per unit time.
         """
-        speed = max(np.abs(east).max(), np.abs(south).max())
-        rate = speed * self.grid.nlat / (cfl * np.pi)
+        if self.reconstruction == "two-point":
+            rate = self._largest_outflow(east, south) / cfl
+        else:
+            speed = max(np.abs(east).max(), np.abs(south).max())
+            rate = speed * self.grid.nlat / (cfl * np.pi)
         if self.diffusion > 0:
             zonal, meridional = self._conductance
             area = self.grid.cell_area
             rate += 1.1 * np.max((2 * zonal / self.group_size + meridional[:-1] + meridional[1:]) / area)
         return 1 / rate if rate > 0 else np.inf
+
+    def _largest_outflow(self, east, south) -> float:
+        """Largest sum over a cell's faces of length times outward velocity, over the cell's area."""
+        east_length, south_length = self._lengths
+        zonal = np.maximum(east, 0.0) - np.minimum(np.roll(east, 1, axis=1), 0.0)
+        out = east_length[:, None] * zonal - south_length[:-1, None] * np.minimum(south[:-1], 0.0)
+        out += south_length[1:, None] * np.maximum(south[1:], 0.0)
+        return float(np.max(out / self.grid.cell_area[:, None]))
 
     def tendency(self, density: np.ndarray, east: np.ndarray, south: np.ndarray, dt: float) -> np.ndarray:
         """Rate of change of the density (nlat, nlon) under face velocities.

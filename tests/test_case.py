@@ -239,15 +239,15 @@ BAD_VALUES = [
      "optionally values (K, head, row, col). A relative name is taken from the case file's folder."),
     # [initial]
     ("initial", {},
-     "initial.kind: missing; must be one of uniform, vmf-mixture, octahedron, harmonic, tokens, netcdf"),
+     "initial.kind: missing; must be one of uniform, vmf-mixture, octahedron, vertices, harmonic, tokens, netcdf"),
     ("initial", {"kind": "octaeder"},
-     'initial.kind: "octaeder" is not allowed; must be one of uniform, vmf-mixture, octahedron, harmonic, tokens, '
-     "netcdf; "
+     'initial.kind: "octaeder" is not allowed; must be one of uniform, vmf-mixture, octahedron, vertices, harmonic, '
+     "tokens, netcdf; "
      "did you mean octahedron?"),
     ("initial", {"kind": "uniform", "kappa": 3},
      'initial.kappa: 3 is not allowed with kind = "uniform"; the key must be removed, it belongs to kind = '
      '"vmf-mixture" '
-     'or "octahedron" or "tokens"'),
+     'or "octahedron" or "vertices" or "tokens"'),
     ("initial", {"kind": "vmf-mixture"},
      "initial.centers: missing; must be given: Centres: vectors of any length but 0, which are normalised."),
     ("initial", {"kind": "vmf-mixture", "centers": []},
@@ -289,8 +289,6 @@ BAD_VALUES = [
     ("solver", {"t_end": -1.5}, "solver.t_end: -1.5 is not allowed; must be > 0"),
     ("solver", {"t_end": math.inf}, "solver.t_end: inf is not allowed; must be a finite number > 0"),
     ("solver", {"t_end": "20"}, 'solver.t_end: "20" is not allowed; must be a finite number > 0'),
-    ("solver", {"t_end": 1, "kind": "particles"},
-     'solver.kind: "particles" is not allowed; must be one of finite-volume'),
     ("solver", {"t_end": 1, "dt": 0}, "solver.dt: 0 is not allowed; must be > 0"),
     ("solver", {"t_end": 1, "dt": -0.1}, "solver.dt: -0.1 is not allowed; must be > 0"),
     ("solver", {"t_end": 1, "cfl": 0}, "solver.cfl: 0 is not allowed; must be > 0 and <= 1"),
@@ -314,7 +312,7 @@ BAD_VALUES = [
     ("output", {"fields": ["densty"]},
      'output.fields[0]: "densty" is not allowed; must be one of density, potential, effective_mobility, '
      "first_variation, "
-     "velocity; did you mean density?"),
+     "velocity, position; did you mean density?"),
     ("output", {"fields": ["density", "velocity", "density"]},
      'output.fields: ["density", "velocity", "density"] names density more than once; must name each field once'),
     ("output", {"checkpoint_every": 60.0},
@@ -335,6 +333,12 @@ BAD_VALUES = [
 @pytest.mark.parametrize(("table", "content", "expected"), BAD_VALUES, ids=lambda value: str(value)[:50])
 def test_bad_value_is_named_with_place_and_remedy(table, content, expected):
     assert only_error(case_data(**{table: content})) == expected
+
+
+def test_unknown_solver_names_the_known_ones():
+    error = only_error(case_data(solver={"t_end": 1, "kind": "particle"}))
+    assert error.startswith('solver.kind: "particle" is not allowed; must be one of finite-volume')
+    assert error.endswith("did you mean particles?")
 
 
 def test_one_vector_in_the_place_of_a_list_of_vectors():

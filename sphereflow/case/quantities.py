@@ -26,6 +26,7 @@ from pydantic_core import PydanticCustomError
 
 WEIGHT_SUM_TOLERANCE = 1e-12
 MOST_HEADS = 100_000  # a slip of the keyboard must not fill the memory with weights
+MOST_DIMENSIONS = 1024
 MATRIX_FILE_SUFFIXES = (".npz", ".nc")
 
 _RANGE_ERRORS = {"greater_than", "greater_than_equal", "less_than", "less_than_equal", "multiple_of"}
@@ -41,6 +42,11 @@ def stated(clause):
     return PydanticCustomError("stated", "{clause}", {"clause": clause})
 
 
+def dimension_of(info):
+    """Return the dimension d of the case that is being validated; 3 where it is not known."""
+    return (info.context or {}).get("dimension", 3)
+
+
 def must_be(noun, rule=""):
     """Replace the errors of a scalar type by one text that states all that is asked of the value.
 
@@ -48,12 +54,13 @@ def must_be(noun, rule=""):
     ("must be a finite number >= 0").
     """
 
-    def check(value, handler):
+    def check(value, handler, info: ValidationInfo):
         try:
             return handler(value)
         except ValidationError as error:
             out_of_range = error.errors(include_url=False)[0]["type"] in _RANGE_ERRORS
-            raise not_allowed(rule if out_of_range else f"{noun} {rule}".strip()) from None
+            named = noun.replace("3x3", "{0}x{0}".format(dimension_of(info)))
+            raise not_allowed(rule if out_of_range else f"{named} {rule}".strip()) from None
 
     return WrapValidator(check)
 
@@ -80,16 +87,26 @@ HeadCount = Annotated[int, Field(ge=1, le=MOST_HEADS), must_be("an integer", f">
 Degree = Annotated[int, Field(ge=1), must_be("an integer", ">= 1")]
 SeedNumber = Annotated[int, Field(ge=0), must_be("an integer", ">= 0")]
 GridSize = Annotated[int, Field(ge=8, multiple_of=2), must_be("an integer", ">= 8 and even")]
+Dimension = Annotated[int, Field(ge=2, le=MOST_DIMENSIONS), must_be("an integer", f">= 2 and <= {MOST_DIMENSIONS}")]
+Count = Annotated[int, Field(ge=1), must_be("an integer", ">= 1")]
 SchemaVersion = Annotated[int, Field(ge=1, le=1), must_be("the integer", "1")]
 Text = Annotated[str, must_be("a string in quotes")]
 FileName = Annotated[str, Field(min_length=1), must_be("a file name in quotes")]
 Flag = Annotated[bool, must_be("true or false")]
 
 
-# ------------------------------------------------------------------------------------------ vectors and 3x3 matrices
-def _three_numbers(value):
-    if not isinstance(value, tuple) or len(value) != 3:
-        raise not_allowed("a vector of 3 numbers")
+# ------------------------------------------------------------------------------------------ vectors and matrices
+# Their length is that of model.dimension, which validation finds in its context.
+def _vector(value, info: ValidationInfo):
+    d = dimension_of(info)
+    if not isinstance(value, tuple) or len(value) != d:
+        raise not_allowed(f"a vector of {d} numbers")
+    return value
+
+
+def _vector_list(value, info: ValidationInfo):
+    if not isinstance(value, tuple) or not value:
+        raise not_allowed(f"a non-empty list of vectors of {dimension_of(info)} numbers")
     return value
 
 
@@ -99,33 +116,37 @@ def _not_zero(vector):
     return vector
 
 
-def is_3x3(value):
-    """Tell whether a value is three rows of three entries, whatever these are."""
-    return _is_row(value) and all(_is_row(row) for row in value)
+def is_square(value, size):
+    """Tell whether a value is `size` rows of `size` entries, whatever these are."""
+    return _is_row(value, size) and all(_is_row(row, size) for row in value)
 
 
-def _is_row(value):
-    return isinstance(value, tuple) and len(value) == 3
+def _is_row(value, size):
+    return isinstance(value, tuple) and len(value) == size
 
 
-def _matrix_shape(value):
-    if not is_3x3(value):
-        raise not_allowed("a 3x3 matrix: 3 rows of 3 numbers")
+def _matrix_shape(value, info: ValidationInfo):
+    d = dimension_of(info)
+    if not is_square(value, d):
+        raise not_allowed(f"a {d}x{d} matrix: {d} rows of {d} numbers")
     return value
 
 
-def _matrix_list_shape(value):
+def _matrix_list_shape(value, info: ValidationInfo):
+    d = dimension_of(info)
     if not isinstance(value, tuple) or not value:
-        raise not_allowed("a non-empty list of 3x3 matrices")
-    if is_3x3(value) and not any(isinstance(entry, tuple) for row in value for entry in row):
-        raise not_allowed("a list of 3x3 matrices, and this is one matrix: put it into a list, [[[..], [..], [..]]]")
+        raise not_allowed(f"a non-empty list of {d}x{d} matrices")
+    if is_square(value, d) and not any(isinstance(entry, tuple) for row in value for entry in row):
+        raise not_allowed(
+            f"a list of {d}x{d} matrices, and this is one matrix: put it into a list, [[[..], [..], [..]]]"
+        )
     return value
 
 
-Row = tuple[Real, Real, Real]
-Direction = Annotated[tuple[Real, Real, Real], BeforeValidator(_three_numbers), AfterValidator(_not_zero)]
-Directions = Annotated[tuple[Direction, ...], list_of("vectors of 3 numbers")]
-Matrix = Annotated[tuple[Row, Row, Row], BeforeValidator(_matrix_shape)]
+Row = tuple[Real, ...]
+Direction = Annotated[tuple[Real, ...], BeforeValidator(_vector), AfterValidator(_not_zero)]
+Directions = Annotated[tuple[Direction, ...], BeforeValidator(_vector_list)]
+Matrix = Annotated[tuple[Row, ...], BeforeValidator(_matrix_shape)]
 Matrices = Annotated[tuple[Matrix, ...], BeforeValidator(_matrix_list_shape)]
 
 
@@ -229,5 +250,5 @@ Mean = Annotated[
     Annotated[_MeanWord, Tag("<word>")] | Annotated[Matrix, Tag("<matrix>")] | Annotated[Matrices, Tag("<matrices>")],
     Discriminator(_mean_form),
 ]
-FieldName = Literal["density", "potential", "effective_mobility", "first_variation", "velocity"]
+FieldName = Literal["density", "potential", "effective_mobility", "first_variation", "velocity", "position"]
 FieldNames = Annotated[tuple[FieldName, ...], list_of("field names", empty=True), AfterValidator(_distinct)]

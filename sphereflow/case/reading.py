@@ -11,7 +11,15 @@ from pathlib import Path
 from pydantic import ValidationError
 
 from sphereflow.case.rules import Given, broken_rules
-from sphereflow.case.tables import DEFAULT_CFL, DEFAULT_ERROR_TOLERANCE, KIND_KEYS, TABLES, Case, variants
+from sphereflow.case.tables import (
+    DEFAULT_CFL,
+    DEFAULT_ERROR_TOLERANCE,
+    DEFAULT_TOKENS,
+    KIND_KEYS,
+    TABLES,
+    Case,
+    variants,
+)
 from sphereflow.case.wording import keys_of, nearest, one_of, problem_of, show, show_path
 from sphereflow.errors import CaseError
 
@@ -157,6 +165,10 @@ def _override_value(text):
 def _validate(data, context):
     """Return the case, or None, and all problems of the data (in which left-out tables and kinds are filled in)."""
     models, unclear, problems = _choose_kinds(data)
+    model = data["model"]
+    dimension = model.get("dimension", 3) if isinstance(model, dict) else 3
+    if isinstance(dimension, int) and not isinstance(dimension, bool) and dimension >= 2:
+        context = {**context, "dimension": dimension}
     case, translated = None, []
     try:
         case = Case.model_validate(data, context=context)
@@ -226,7 +238,13 @@ def _with_dependent_defaults(case, source):
             update={key: default for key, default in control.items() if getattr(solver, key) is None}
         )
 
+    if solver.kind == "particles" and initial.kind != "tokens" and not solver.quadrature:
+        solver = solver.model_copy(update={"count": solver.count or DEFAULT_TOKENS})
+
     every = solver.t_end / 100 if output.every is None else output.every
     file = output.file or f"{Path(source).stem or 'case'}.nc"
-    output = output.model_copy(update={"every": every, "file": file})
+    fields = output.fields
+    if fields is None:
+        fields = ("position",) if solver.kind == "particles" else ("density",)
+    output = output.model_copy(update={"every": every, "file": file, "fields": fields})
     return case.model_copy(update={"heads": heads, "initial": initial, "solver": solver, "output": output})

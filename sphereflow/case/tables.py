@@ -18,8 +18,10 @@ from pydantic import BaseModel, ConfigDict, Field
 
 from sphereflow.case.quantities import (
     Concentration,
+    Count,
     Courant,
     Degree,
+    Dimension,
     Directions,
     FieldNames,
     FileName,
@@ -70,6 +72,11 @@ class Model(Table):
         "descend",
         description="Sign s of the velocity: descend (s = -1, tokens repel) or ascend (s = +1, tokens cluster).",
     )
+    dimension: Dimension = Field(
+        3,
+        description="Dimension d of the space around the sphere S^(d-1) the tokens live on, >= 2. Anything but 3 needs "
+        "solver.kind = particles; matrices are then d x d and vectors have d entries.",
+    )
     diffusion: NonNegative = Field(0.0, description="Coefficient of the Laplacian of the density (token noise), >= 0.")
     tolerance: KernelTolerance = Field(
         1e-10, description="Relative tolerance of the kernel expansion, between 1e-14 and 1e-2."
@@ -94,7 +101,8 @@ class BaseHeads(Table):
         "At most one of initial, matrices and file may be given. Default: identity if none is.",
     )
     matrices: Matrices | None = Field(
-        None, description="Initial logit matrices themselves, one 3x3 matrix for each head, rows first. Default: none."
+        None, description="Initial logit matrices themselves, one d x d matrix for each head, rows first (d = "
+        "model.dimension, 3 by default). Default: none."
     )
     file: MatrixFile | None = Field(
         None,
@@ -109,7 +117,7 @@ class BaseHeads(Table):
     values: Values | None = Field(
         "logits",
         description="Value matrices: logits (V = s A, s being the sign of model.direction), identity, a list with a "
-        '3x3 matrix for each head, or a file ("v.npz" or {file = "v.npz"}) with the array values (head, row, col). '
+        'matrix for each head, or a file ("v.npz" or {file = "v.npz"}) with the array values (head, row, col). '
         "Anything but logits needs model.velocity = attention.",
     )
     weights: Weights | None = Field(
@@ -135,7 +143,7 @@ class OrnsteinUhlenbeckHeads(BaseHeads):
     rate: Positive = Field(1.0, description="Relaxation rate, > 0.")
     mean: Mean = Field(
         "identity",
-        description="Matrix that the process relaxes to: identity, zero, a symmetric 3x3 matrix, or a list with one "
+        description="Matrix that the process relaxes to: identity, zero, a symmetric matrix, or a list with one "
         "for each head.",
     )
     noise_var: NonNegative = Field(2.0, description="Variance of the noise per unit time, >= 0; 0 means no noise.")
@@ -204,6 +212,20 @@ class OctahedronInitial(Table):
     kappa: Positive = Field(50.0, description="Concentration of each of the six densities, > 0.")
 
 
+class VerticesInitial(Table):
+    """``[initial]``: equal von Mises-Fisher densities at the 2 d vertices +-e_i, or around the circle."""
+
+    kind: Literal["vertices"] = Field(
+        "vertices",
+        description="Equal von Mises-Fisher densities at the 2d vertices +-e_i (d = 3: the octahedron), or at equispaced "
+        "points of the circle.",
+    )
+    kappa: Positive = Field(50.0, description="Concentration of each of the densities, > 0.")
+    clusters: Count | None = Field(
+        None, description="Number of equispaced points, for dimension = 2 only. Default (None): the 4 vertices."
+    )
+
+
 class HarmonicInitial(Table):
     """``[initial]``: the uniform density with one spherical harmonic added, (1 + amplitude Y_lm)/(4 pi)."""
 
@@ -258,9 +280,54 @@ class FiniteVolumeSolver(Table):
         f"Default: {DEFAULT_ERROR_TOLERANCE:g}; None, and an error to give, with dt.",
     )
     dt: Positive | None = Field(None, description="Fixed time step, > 0. Default (None): the step is controlled.")
-    reconstruction: Literal["ppm", "upwind"] = Field(
-        "ppm", description="Reconstruction in the cells: piecewise parabolic (ppm) or constant, first order (upwind)."
+    reconstruction: Literal["ppm", "upwind", "two-point"] = Field(
+        "ppm",
+        description="Reconstruction in the cells: piecewise parabolic (ppm), constant, first order (upwind), or the latter "
+        "with two-point gradients and without merged polar cells, as minimising movements have it (two-point).",
     )
+
+
+class MovementSolver(Table):
+    """``[solver]``: minimising movements, each step a minimum of distance squared over twice the step plus energy."""
+
+    kind: Literal["minimizing-movement"] = Field("minimizing-movement", description="Minimising movements (JKO scheme).")
+    t_end: Positive = Field(description="Flow time at which the run ends, > 0.")
+    tau: Positive = Field(0.01, description="Step, > 0; shortened so that steps end on records, or where one fails.")
+    inner_steps: Count = Field(
+        1, description="Number of linearised distances that the distance of a step is composed of, >= 1."
+    )
+    newton_tolerance: Positive = Field(
+        1e-10, description="Residual in the energy norm, relative to the density's, at which a step is solved, > 0."
+    )
+    newton_limit: Count = Field(
+        40, description="Newton iterations after which a step is tried again with half its length, >= 1."
+    )
+
+
+DEFAULT_TOKENS = 1000
+
+
+class ParticleSolver(Table):
+    """``[solver]``: tokens that move along the velocity field they make."""
+
+    kind: Literal["particles"] = Field("particles", description="Tokens on the sphere S^(d-1).")
+    t_end: Positive = Field(description="Flow time at which the run ends, > 0.")
+    count: Count | None = Field(
+        None,
+        description="Number of random tokens drawn from the initial density, >= 1. Default: "
+        f"{DEFAULT_TOKENS}; None, and the file's own tokens, with initial.kind = tokens; None with quadrature.",
+    )
+    quadrature: Flag = Field(
+        False,
+        description="Whether the tokens are the nodes of the grid, weighted with the initial density, instead of random.",
+    )
+    scheme: Literal["rk4", "euler"] = Field(
+        "rk4",
+        description="Steps, each followed by normalisation: the classical Runge-Kutta scheme of fourth order (rk4), or "
+        "explicit Euler, one transformer layer a step (euler).",
+    )
+    dt: Positive = Field(5e-3, description="Time step, > 0; shorter where a record or a kink of the weights must be met.")
+    seed: Seed = Field(0, description="Seed of the random tokens: an integer >= 0 or a list of such integers.")
 
 
 class Output(Table):
@@ -273,10 +340,10 @@ class Output(Table):
     every: Positive | None = Field(
         None, description="Spacing of the records in flow time, > 0 and <= solver.t_end. Default: solver.t_end/100."
     )
-    fields: FieldNames = Field(
-        ("density",),
+    fields: FieldNames | None = Field(
+        None,
         description="Fields written with every record, any of density, potential, effective_mobility, first_variation "
-        "and velocity; an empty list writes none.",
+        "and velocity, or of particles position; an empty list writes none. Default: density, or position.",
     )
 
 
@@ -284,11 +351,16 @@ Heads = Annotated[
     FrozenHeads | OrnsteinUhlenbeckHeads | OscillatingHeads | TableHeads, Field(discriminator=KIND_KEYS["heads"][0])
 ]
 Initial = Annotated[
-    UniformInitial | MixtureInitial | OctahedronInitial | HarmonicInitial | TokensInitial | NetcdfInitial,
+    UniformInitial
+    | MixtureInitial
+    | OctahedronInitial
+    | VerticesInitial
+    | HarmonicInitial
+    | TokensInitial
+    | NetcdfInitial,
     Field(discriminator=KIND_KEYS["initial"][0]),
 ]
-# With a second solver: Annotated[FiniteVolumeSolver | ..., Field(discriminator=KIND_KEYS["solver"][0])]
-Solver = FiniteVolumeSolver
+Solver = Annotated[FiniteVolumeSolver | MovementSolver | ParticleSolver, Field(discriminator=KIND_KEYS["solver"][0])]
 
 
 class Case(Table):

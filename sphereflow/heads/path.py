@@ -157,14 +157,19 @@ class WeightPath:
         return self.time[1:-1][kink]
 
     def piece_at(self, t: float) -> int | None:
-        """The smooth piece of the path that begins at (or holds) a time, for `interval`; None where all of it is smooth."""
-        return None if self.interpolation == "hermite" and self.values is None else self.interval_of(t)
+        """The smooth piece of the path that begins at (or holds) a time, for `interval`; None where all of it is smooth.
+
+        A node that t misses by round-off counts as reached.
+        """
+        if self.interpolation == "hermite":
+            return None
+        return self.interval_of(min(t * (1 + ROUND_OFF), self._nodes[-1]))
 
     def smooth_until(self, t: float, target: float) -> float:
         """`target`, or the next kink of the path if that comes first: how far a step from t may go."""
         kinks = self.breakpoints
-        k = np.searchsorted(kinks, t * (1 + 1e-14), side="right")
-        return min(target, float(kinks[k])) if k < kinks.size else target
+        k = np.searchsorted(kinks, t * (1 + ROUND_OFF), side="right")
+        return float(kinks[k]) if k < kinks.size and kinks[k] < target * (1 - ROUND_OFF) else target
 
     def variation(self, t: float) -> float:
         """Length of the weight path, the integral of sum_h w_h |dA_h/dt|_F from the first node to t.

@@ -54,14 +54,15 @@ def coordinate_degrees(lmax: int) -> np.ndarray:
     return np.concatenate([degree, degree[lmax + 1 :]])
 
 
-def kernel_degree(logits: np.ndarray, tolerance: float) -> int:
-    """Degree that carries the kernels of all heads to `tolerance` of their smallest value, exp(-|A|).
+def kernel_degree(logits: np.ndarray, weight: np.ndarray, tolerance: float) -> int:
+    """Degree that carries the kernels of all heads to `tolerance` of the smallest energy any density can have.
 
-    Even if the density is a point mass where the kernel is smallest, its energy is then right to that tolerance.
+    By Jensen's inequality E >= 1/2 exp(M . sum_h w_h A_h M), with the mean M of the density, |M| <= 1.
     """
     radius = float(np.linalg.norm(logits, ord=2, axis=(1, 2)).max())
-    degree = max(expansion_degree(radius, math.log(tolerance) - radius), 4)
-    return degree + degree % 2
+    mean = np.tensordot(weight, logits, 1)
+    lowest = min(float(np.linalg.eigvalsh((mean + mean.T) / 2)[0]), 0.0)
+    return max(expansion_degree(radius, math.log(tolerance) + lowest), 4)
 
 
 @lru_cache(maxsize=4)
@@ -116,7 +117,7 @@ class KernelSpectrum:
 
     def __init__(self, grid: GaussGrid, logits, weight, tolerance: float, backend: str = "auto", nthreads: int = 1):
         self.grid, self.logits, self.weight = grid, np.array(logits), np.array(weight)
-        self.degree = kernel_degree(self.logits, tolerance)
+        self.degree = kernel_degree(self.logits, self.weight, tolerance)
         if self.degree > min(grid.nlat - 1, HIGHEST_DEGREE):
             size = np.linalg.norm(self.logits, ord=2, axis=(1, 2)).max()
             raise NumericalError(

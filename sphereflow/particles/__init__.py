@@ -13,7 +13,7 @@ the system of ordinary differential equations dx_i/dt = v(x_i).
 
 from sphereflow.particles.fields import TokenFields, TokenOperator
 from sphereflow.particles.mobility import TokenMeasure
-from sphereflow.particles.sampling import initial_tokens
+from sphereflow.particles.sampling import initial_tokens, quadrature_tokens
 from sphereflow.particles.solver import SCHEMES, ParticleSnapshot, ParticleSolver
 
 __all__ = [
@@ -24,4 +24,5 @@ __all__ = [
     "TokenMeasure",
     "TokenOperator",
     "initial_tokens",
+    "quadrature_tokens",
 ]
