@@ -2,8 +2,8 @@
 
     python postprocess/readme_figure.py [octahedron_oscillating.nc]
 
-Without the name of a finished run the case is run first, into a temporary folder. No map library is needed: Mollweide is
-one of matplotlib's own projections. It takes longitudes from -180 to 180 degrees and the edges of cells, not centres.
+Without the name of a finished run the case is run first, into a temporary folder. No map library is needed: Mollweide
+is one of matplotlib's own projections. It takes longitudes from -180 to 180 degrees and edges of cells, not centres.
 """
 
 import argparse

@@ -194,6 +194,11 @@ class AttentionFields:
         )
 
     @cached_property
+    def mass_density(self) -> np.ndarray:
+        """Non-negative node values, for integrals of non-negative functions; differs where cells jump only."""
+        return np.maximum(self.node_density, 0.0)
+
+    @cached_property
     def moving(self) -> bool:
         """Whether the weights change at this instant."""
         return self.heads.rate is not None and bool(np.any(self.heads.rate))

@@ -136,12 +136,12 @@ class DensitySnapshot:
     @cached_property
     def mean(self) -> np.ndarray:
         """int x rho dx."""
-        return mean_position(self.grid, self.density)
+        return mean_position(self.grid, self.fields.node_density)
 
     @cached_property
     def second_moment(self) -> np.ndarray:
         """int x x^T rho dx."""
-        return second_moment(self.grid, self.density)
+        return second_moment(self.grid, self.fields.node_density)
 
 
 def _scalar(name, long_name, value, units="1", **more):
@@ -276,6 +276,7 @@ def movement_variables(fields: Sequence[str], with_noise: bool, with_values: boo
     return (*run_variables(fields, with_noise, with_values), *MOVEMENT_SCALARS)
 
 
+MOMENTS = ("mean_x", "mean_y", "mean_z", "second_moment", "order_parameter")
 DENSITY_ONLY = ("entropy", "density_min", "density_max", "cluster_count")
 POSITION = Variable("position", ("t", "particle", "xyz"), "1", "unit vectors of the tokens", lambda s: s.position)
 PARTICLE_WEIGHT = Variable("particle_weight", ("particle",), "1", "weight of each token, total 1")
@@ -296,11 +297,17 @@ def particle_variables(
     dimension : int
         Dimension d; beyond 3 the mean is one vector instead of mean_x, mean_y, mean_z.
     """
-    absent = {*DENSITY_ONLY, *("mean_x", "mean_y", "mean_z")[dimension if dimension <= 3 else 0 :]}
+    absent = {*DENSITY_ONLY, *MOMENTS}
     shared = tuple(v for v in run_variables((), with_noise, with_values) if v.name not in absent)
     position = (POSITION,) if "position" in fields else ()
+    return (*position, PARTICLE_WEIGHT, *shared, *moment_variables(dimension))
+
+
+def moment_variables(dimension: int) -> tuple[Variable, ...]:
+    """Moments of tokens in dimension d: mean_x, ... or, beyond 3, the vector mean; second moments; order parameter."""
+    absent = ("mean_x", "mean_y", "mean_z")[dimension if dimension <= 3 else 0 :]
     mean = (MEAN_VECTOR,) if dimension > 3 else ()
-    return (*position, PARTICLE_WEIGHT, *shared, *mean)
+    return (*(v for v in SCALARS if v.name in MOMENTS and v.name not in absent), *mean)
 
 
 def record(snapshot, variables: Sequence[Variable]) -> dict[str, np.ndarray]:

@@ -54,19 +54,19 @@ def ito_power(fields: AttentionFields, noise_var: float) -> float:
 def metric_speed_squared(fields: AttentionFields) -> float:
     """G^2 = int b |v|^2 rho."""
     speed_squared = np.sum(fields.velocity**2, axis=0)
-    return float(fields.grid.integrate(fields.effective_mobility * speed_squared * fields.node_density))
+    return float(fields.grid.integrate(fields.effective_mobility * speed_squared * fields.mass_density))
 
 
 def metric_slope_squared(fields: AttentionFields) -> float:
     """S^2 = int |grad xi|^2 / b rho."""
     slope_squared = np.sum(fields.first_variation_gradient**2, axis=0)
-    return float(fields.grid.integrate(slope_squared / fields.effective_mobility * fields.node_density))
+    return float(fields.grid.integrate(slope_squared / fields.effective_mobility * fields.mass_density))
 
 
 def gradient_flow_defect(fields: AttentionFields) -> float:
     """1/2 int b |v - v_gf|^2 rho, zero if and only if v is the gradient flow's velocity where there is mass."""
     difference = np.sum((fields.velocity - fields.gradient_flow_velocity) ** 2, axis=0)
-    return 0.5 * float(fields.grid.integrate(fields.effective_mobility * difference * fields.node_density))
+    return 0.5 * float(fields.grid.integrate(fields.effective_mobility * difference * fields.mass_density))
 
 
 @dataclass

@@ -85,7 +85,12 @@ def real_harmonic(degree: int, order: int, colatitude, longitude) -> np.ndarray:
 
 
 def check_tokens(
-    positions: np.ndarray, weights: np.ndarray | None, source: str, normalize: bool = False, dimension: int = 3
+    positions: np.ndarray,
+    weights: np.ndarray | None,
+    source: str,
+    normalize: bool = False,
+    dimension: int = 3,
+    remedy: str = "set initial.normalize = true",
 ) -> tuple[np.ndarray, np.ndarray]:
     """Token positions on the sphere to round-off and weights of sum 1, or an error that names the worst token.
 
@@ -101,6 +106,8 @@ def check_tokens(
         Project positions of any nonzero norm to the sphere.
     dimension : int
         Dimension d that the positions must have.
+    remedy : str
+        How to accept tokens off the sphere, for messages.
 
     Raises
     ------
@@ -125,7 +132,7 @@ def check_tokens(
         if abs(norm[worst] - 1) > _OFF_SPHERE:
             raise CaseError(
                 f"{source}: token {worst} has norm {norm[worst]:.9g}, off the unit sphere by more than {_OFF_SPHERE:g} "
-                "(the worst of all); set initial.normalize = true to project the tokens"
+                f"(the worst of all); {remedy} to project the tokens"
             )
     if weights is None:
         weights = np.ones(count)

@@ -279,8 +279,8 @@ def log_mobility(
     r"""log M(xi) and grad M / M at scattered points, each by the expansion or, where that would cancel, the direct sum.
 
     With radii so large that the expansion is cut at `lmax` (the density, which the grid resolves, has nothing beyond) the cells
-    may not resolve the kernel either: the sum over them is then off by about exp(-2 lmax^2 / r), and no more is asked of the
-    expansion.
+    may not resolve the kernel either: the sum over them is then off by about exp(-2 lmax^2 / r), in the end by half a cell,
+    and no more is asked of the expansion.
 
     Parameters
     ----------
@@ -307,7 +307,7 @@ def log_mobility(
     values, _ = evaluate_expansion(xi[None], coefficients, lmax, np.array([min(needed, lmax)]))
     good = expansion_is_accurate(values[0, 0], tolerance)
     if needed > lmax:
-        unresolved = np.exp(-2 * lmax**2 / np.maximum(radius, 1.0))
+        unresolved = np.minimum(np.exp(-2 * lmax**2 / np.maximum(radius, 1.0)), 0.25 / lmax)
         good = values[0, 0] * np.maximum(tolerance, unresolved) > expansion_error(radius, coefficients[0], lmax)
     safe = np.where(good, values[0, 0], 1.0)
     log_values, mean = radius + np.log(safe), (values[1:, 0] / safe).T

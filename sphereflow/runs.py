@@ -22,11 +22,11 @@ from sphereflow.attention import AttentionOperator
 from sphereflow.case import Case, load_case, parse_case
 from sphereflow.cells import cell_means
 from sphereflow.diagnostics import Variable, movement_variables, particle_variables, record, run_variables
-from sphereflow.errors import CaseError
+from sphereflow.errors import CaseError, NumericalError
 from sphereflow.grid import GaussGrid
 from sphereflow.heads import WeightPath, sample_weight_path
 from sphereflow.initial import initial_density
-from sphereflow.movement import StepSettings
+from sphereflow.movement import StepSettings, resolved_degree
 from sphereflow.movement_solver import MovementSolver
 from sphereflow.particles import ParticleSolver, TokenOperator, initial_tokens, quadrature_tokens
 from sphereflow.simulation import FiniteVolumeSolver, record_times, run_to_end
@@ -53,13 +53,20 @@ def build_weight_path(case: Case) -> WeightPath:
             f"model.velocity: {case.model.velocity!r} takes its velocity from the energy, but the weights come with value "
             'matrices of their own; use velocity = "attention", or set heads.values = "logits"'
         )
-    if case.solver.kind == "minimizing-movement" and case.model.velocity == "attention":
-        _require_energy(path)
+    if case.solver.kind == "minimizing-movement":
+        _require_energy(case, path)
     return path
 
 
-def _require_energy(path: WeightPath) -> None:
-    """Refuse weights whose attention is not the gradient flow of an energy, as far as the case alone does not tell."""
+def _require_energy(case: Case, path: WeightPath) -> None:
+    """Refuse weights with which steps cannot minimise an energy, as far as the case alone does not tell."""
+    try:
+        for logits in path.logits:
+            resolved_degree(case.grid.nlat, logits, path.head_weight, case.model.tolerance)
+    except NumericalError as error:
+        raise CaseError(f"heads: {error}") from None
+    if case.model.velocity != "attention":
+        return
     skew = np.abs(path.logits - path.logits.swapaxes(-1, -2)).max()
     reasons = {
         "there is more than one head": path.logits.shape[1] > 1,

@@ -53,7 +53,9 @@ def fitted_order(steps, errors):
 
 
 @pytest.mark.parametrize("d", [2, 3, 5])
-@pytest.mark.parametrize(("scheme", "order", "steps"), [("rk4", 4, (0.1, 0.05, 0.025)), ("euler", 1, (0.02, 0.01, 0.005))])
+@pytest.mark.parametrize(
+    ("scheme", "order", "steps"), [("rk4", 4, (0.1, 0.05, 0.025)), ("euler", 1, (0.02, 0.01, 0.005))]
+)
 def test_order_of_the_schemes(scheme, order, steps, d):
     rng = np.random.default_rng(1)
     path, x = oscillating(0.5 * symmetric(rng, 2, d), t_end=1.0, dimension=d), unit(rng.standard_normal((30, d)))
@@ -155,7 +157,7 @@ def test_ledger_is_of_fourth_order_on_a_path_with_kinks():
 
 
 def test_work_of_noisy_weights_is_split():
-    """The mean over many paths of W - drift - Ito, a martingale, is zero within its standard error; the Ito part is not."""
+    """The mean over many paths of W - drift - Ito, a martingale, is zero within its error; the Ito part is not."""
     rng = np.random.default_rng(7)
     x, step, count = unit(rng.standard_normal((8, 3))), 0.02, 60
     parts = []

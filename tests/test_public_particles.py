@@ -1,7 +1,7 @@
 """Replays of results of the public particle code of arXiv 2605.18870 (tests/data/public_particles, see its README).
 
-The same tokens with the same explicit Euler steps must give the same numbers; the density that starts from the same tokens,
-smoothed, must come close.
+The same tokens with the same explicit Euler steps must give the same numbers; the density that starts from the same
+tokens, smoothed, must come close.
 """
 
 from pathlib import Path

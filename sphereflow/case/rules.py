@@ -245,8 +245,8 @@ def _dimension_for_initial(given):
         )
     if dimension != 2 and given("initial", "clusters") is not None:
         yield ("initial", "clusters"), (
-            f"{show(given('initial', 'clusters'))} is not allowed with model.dimension = {show(dimension or 3)}; the key "
-            "must be removed, it is for the circle (dimension = 2)"
+            f"{show(given('initial', 'clusters'))} is not allowed with model.dimension = {show(dimension or 3)}; "
+            "the key must be removed, it is for the circle (dimension = 2)"
         )
 
 
@@ -262,8 +262,8 @@ def _tokens_from_one_source(given):
     if given("solver", "quadrature"):
         if given("solver", "count") is not None:
             yield ("solver", "count"), (
-                f"{show(given('solver', 'count'))} is not allowed together with solver.quadrature = true; one of the two "
-                "must be removed: quadrature tokens are the nodes of the grid"
+                f"{show(given('solver', 'count'))} is not allowed together with solver.quadrature = true; one of "
+                "the two must be removed: quadrature tokens are the nodes of the grid"
             )
         if dimension not in (None, 3):
             yield ("solver", "quadrature"), (

@@ -217,8 +217,8 @@ class VerticesInitial(Table):
 
     kind: Literal["vertices"] = Field(
         "vertices",
-        description="Equal von Mises-Fisher densities at the 2d vertices +-e_i (d = 3: the octahedron), or at equispaced "
-        "points of the circle.",
+        description="Equal von Mises-Fisher densities at the 2d vertices +-e_i (d = 3: the octahedron), or at "
+        "equispaced points of the circle.",
     )
     kappa: Positive = Field(50.0, description="Concentration of each of the densities, > 0.")
     clusters: Count | None = Field(
@@ -319,14 +319,16 @@ class ParticleSolver(Table):
     )
     quadrature: Flag = Field(
         False,
-        description="Whether the tokens are the nodes of the grid, weighted with the initial density, instead of random.",
+        description="Whether the tokens are the nodes of the grid, weighted with the initial density, not random.",
     )
     scheme: Literal["rk4", "euler"] = Field(
         "rk4",
         description="Steps, each followed by normalisation: the classical Runge-Kutta scheme of fourth order (rk4), or "
         "explicit Euler, one transformer layer a step (euler).",
     )
-    dt: Positive = Field(5e-3, description="Time step, > 0; shorter where a record or a kink of the weights must be met.")
+    dt: Positive = Field(
+        5e-3, description="Time step, > 0; shorter where a record or a kink of the weights must be met."
+    )
     seed: Seed = Field(0, description="Seed of the random tokens: an integer >= 0 or a list of such integers.")
 
 

@@ -17,5 +17,13 @@ from sphereflow.harmonics.base import (
     get_transform,
     inner_product,
 )
+from sphereflow.harmonics.ducc0_backend import point_coefficients
 
-__all__ = ["HarmonicTransform", "available_backends", "degrees_and_orders", "get_transform", "inner_product"]
+__all__ = [
+    "HarmonicTransform",
+    "available_backends",
+    "degrees_and_orders",
+    "get_transform",
+    "inner_product",
+    "point_coefficients",
+]

@@ -64,7 +64,7 @@ def inner_product(a: np.ndarray, b: np.ndarray, lmax: int) -> np.ndarray:
 
 
 def available_backends() -> dict[str, bool]:
-    """Which transform libraries can be imported here, by name."""
+    """Which transform libraries are installed here, by name."""
     return {name: importlib.util.find_spec(name) is not None for name in BACKENDS}
 
 
@@ -93,8 +93,20 @@ def get_transform(nlat: int, lmax: int, backend: str = "auto", nthreads: int = 1
     if lmax >= nlat:
         raise BackendError(f"a Gauss grid of {nlat} latitudes resolves degrees up to {nlat - 1}, not {lmax}")
     if backend == "auto":
-        backend = "shtns" if available_backends()["shtns"] else "ducc0"
+        backend = _preferred_backend()
     return _tested_transform(backend, nlat, lmax, nthreads)
+
+
+@lru_cache(maxsize=1)
+def _preferred_backend() -> str:
+    """shtns where it really imports (an installed one may lack FFTW's library), else ducc0."""
+    from sphereflow.harmonics import shtns_backend
+
+    try:
+        shtns_backend.import_shtns()
+    except BackendError:
+        return "ducc0"
+    return "shtns"
 
 
 @lru_cache(maxsize=32)

@@ -30,7 +30,8 @@ def _quiet_stdout():
         os.close(saved)
 
 
-def _import_shtns():
+def import_shtns():
+    """The library; raises BackendError if it is missing, does not load or is too old."""
     try:
         with _quiet_stdout():
             import shtns
@@ -54,7 +55,7 @@ class ShtnsTransform:
     name = "shtns"
 
     def __init__(self, nlat: int, lmax: int):
-        shtns = _import_shtns()
+        shtns = import_shtns()
         self.nlat, self.nlon, self.lmax = nlat, 2 * nlat, lmax
         with _quiet_stdout():
             self._sht = shtns.sht(lmax, lmax, norm=shtns.sht_orthonormal, nthreads=1)

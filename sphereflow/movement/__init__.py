@@ -62,7 +62,16 @@ References: arXiv:1907.08305 for (2) to (4); Sethian, A fast marching level set 
 """
 
 from sphereflow.movement.graph import CellGraph, cell_graph
-from sphereflow.movement.spectrum import KernelSpectrum
+from sphereflow.movement.spectrum import KernelSpectrum, resolved_degree
 from sphereflow.movement.step import DualProblem, Movement, StepSettings, minimise
 
-__all__ = ["CellGraph", "DualProblem", "KernelSpectrum", "Movement", "StepSettings", "cell_graph", "minimise"]
+__all__ = [
+    "CellGraph",
+    "DualProblem",
+    "KernelSpectrum",
+    "Movement",
+    "StepSettings",
+    "cell_graph",
+    "minimise",
+    "resolved_degree",
+]

@@ -21,7 +21,7 @@ The decomposition of C finds that split, and the smallest one for any number of 
 """
 
 import math
-from functools import cached_property, lru_cache
+from functools import lru_cache
 
 import numpy as np
 
@@ -65,6 +65,25 @@ def kernel_degree(logits: np.ndarray, weight: np.ndarray, tolerance: float) -> i
     return max(expansion_degree(radius, math.log(tolerance) + lowest), 4)
 
 
+def resolved_degree(nlat: int, logits: np.ndarray, weight: np.ndarray, tolerance: float) -> int:
+    """`kernel_degree`, if a grid of `nlat` latitudes and this method have room for it.
+
+    Raises
+    ------
+    NumericalError
+        If not.
+    """
+    degree, room = kernel_degree(logits, weight, tolerance), min(nlat - 1, HIGHEST_DEGREE)
+    if degree > room:
+        size = np.linalg.norm(logits, ord=2, axis=(1, 2)).max()
+        raise NumericalError(
+            f"the kernel of heads of norm {size:.3g} needs harmonics up to degree {degree} at model.tolerance = {tolerance:g}, "
+            f"but minimising movements on {nlat} latitudes go up to {room}; use a larger grid.nlat (up to "
+            f'{HIGHEST_DEGREE + 2}), a larger model.tolerance, smaller heads, or solver.kind = "finite-volume"'
+        )
+    return degree
+
+
 @lru_cache(maxsize=4)
 def _weighted_harmonics(degree: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
     """For even and odd degrees: positions among the real coordinates, and Y times quadrature weight at the northern nodes."""
@@ -94,6 +113,8 @@ def kernel_blocks(logits: np.ndarray, weight: np.ndarray, degree: int) -> list[t
 class KernelSpectrum:
     """The energy of one set of heads on one grid, through the eigenvectors of its kernel.
 
+    Eigenvalues of either sign are kept, those below `NEGLIGIBLE` of the largest are not: they are rounding.
+
     Parameters
     ----------
     grid : GaussGrid
@@ -117,14 +138,7 @@ class KernelSpectrum:
 
     def __init__(self, grid: GaussGrid, logits, weight, tolerance: float, backend: str = "auto", nthreads: int = 1):
         self.grid, self.logits, self.weight = grid, np.array(logits), np.array(weight)
-        self.degree = kernel_degree(self.logits, self.weight, tolerance)
-        if self.degree > min(grid.nlat - 1, HIGHEST_DEGREE):
-            size = np.linalg.norm(self.logits, ord=2, axis=(1, 2)).max()
-            raise NumericalError(
-                f"heads of norm {size:.3g} need harmonics up to degree {self.degree} at tolerance {tolerance:g}, but a "
-                f"minimising movement on {grid.nlat} latitudes has {min(grid.nlat - 1, HIGHEST_DEGREE)}; use a larger "
-                'grid.nlat, a larger model.tolerance, smaller heads, or solver.kind = "finite-volume"'
-            )
+        self.degree = resolved_degree(grid.nlat, self.logits, self.weight, tolerance)
         self._transform = get_transform(grid.nlat, self.degree, backend, nthreads)
         index, values, vectors = [], [], []
         for positions, block in kernel_blocks(self.logits, self.weight, self.degree):
@@ -157,8 +171,3 @@ class KernelSpectrum:
     def first_variation(self, z: np.ndarray) -> np.ndarray:
         """xi = dE/drho at the nodes."""
         return self.field(self.eigenvalue * z)
-
-    @cached_property
-    def is_definite(self) -> bool:
-        """Whether the kernel is positive semi-definite (to rounding)."""
-        return bool(self.eigenvalue.min() > -1e-13 * self.eigenvalue.max())

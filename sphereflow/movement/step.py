@@ -12,7 +12,7 @@ from sphereflow.movement.graph import CellGraph
 from sphereflow.movement.spectrum import KernelSpectrum
 
 SUFFICIENT = 1e-4  # share of the linear gain that a damped step must reach
-ROUNDING = 1e-14  # of the dual value: smaller gains cannot be told from rounding
+ROUNDING = 1e-12  # of the squared energy norm: smaller gains of the dual value may be rounding, the residual decides
 SHORTEST = 2.0**-20  # damping below which a direction is given up
 
 
@@ -96,7 +96,7 @@ class DualProblem:
     """
 
     def __init__(self, graph: CellGraph, conductance, density, tau, spectrum: KernelSpectrum, direction, inner_steps=1):
-        self.graph, self.spectrum, self.inner_steps = graph, spectrum, inner_steps
+        self.graph, self.spectrum, self.direction, self.inner_steps = graph, spectrum, direction, inner_steps
         self.scaled = conductance * (tau / inner_steps)
         self.mass = density.ravel() * graph.area
         self.shape = density.shape
@@ -207,10 +207,14 @@ def _newton_step(problem, state, residuals):
     accuracy = min(max(residuals[-1], 1e-6), 1e-2)
     direction, _ = cg(matrix, state.gradient, rtol=accuracy, maxiter=200)
     slope, damping = float(state.gradient @ direction), 1.0
+    small = ROUNDING * problem.scale**2
     while damping > SHORTEST:
         trial = problem.evaluate(state.eta + damping * direction)
-        gain = trial.value - state.value
-        if gain >= SUFFICIENT * damping * slope or slope <= ROUNDING * abs(state.value):
+        if damping * slope > small:
+            better = trial.value - state.value >= SUFFICIENT * damping * slope
+        else:
+            better = trial.residual < state.residual
+        if better:
             return trial
         damping /= 2
     raise ConvergenceError(f"no step along the Newton direction improves the dual value, residuals {history(residuals)}")

@@ -1,7 +1,7 @@
 """Tokens on the sphere S^{d-1}: the particle form of the model, for any dimension d >= 2.
 
-A set of tokens x_i with weights p_i is the measure sum_i p_i delta_{x_i}; put into the model of `sphereflow.attention` it gives
-the system of ordinary differential equations dx_i/dt = v(x_i).
+A set of tokens x_i with weights p_i is the measure sum_i p_i delta_{x_i}; put into the model of `sphereflow.attention`
+it gives the system of ordinary differential equations dx_i/dt = v(x_i).
 
 =============== ==========================================================================================
 ``mobility``    head mobilities and softmax means at the tokens: kernel expansion on S^2, direct sum anywhere

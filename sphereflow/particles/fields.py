@@ -83,8 +83,8 @@ class TokenFields:
     def _reduce(self, part, log_m, mean, matrices, share):
         """Reduce the mobilities of one chunk of tokens over the heads.
 
-        log_m (K, c) and mean (K, c, d) belong to the matrices (K, d, d): first those of the heads, then the transposes of
-        the heads that are not symmetric; `share` (K,) is the part of each in xi.
+        log_m (K, c) and mean (K, c, d) belong to the matrices (K, d, d): first those of the heads, then the transposes
+        of the heads that are not symmetric; `share` (K,) is the part of each in xi.
         """
         heads, operator = self.heads, self.operator
         x, count = self.measure.positions[part], len(heads.weight)
@@ -105,8 +105,12 @@ class TokenFields:
             attention = mean[:count] @ heads.values.transpose(0, 2, 1)
             self.velocity[part] = _tangent(x, np.tensordot(heads.weight, attention, 1))
         if heads.rate is not None and heads.rate.any():
-            pull = np.einsum("hic,hic->hi", x @ heads.rate, mean[:count])
-            self.weight_power += 0.5 * float(heads.weight @ ((np.exp(log_m[:count]) * pull) @ self.measure.weights[part]))
+            self.weight_power += self._power(part, heads.rate, log_m[:count], mean[:count])
+
+    def _power(self, part, rate, log_m, mean):
+        """Share of one chunk of tokens in sum_h dE/dA_h : rate_h."""
+        pull = np.einsum("hic,hic->hi", self.measure.positions[part] @ rate, mean)
+        return 0.5 * float(self.heads.weight @ ((np.exp(log_m) * pull) @ self.measure.weights[part]))
 
     @cached_property
     def effective_mobility(self) -> np.ndarray:
@@ -145,14 +149,14 @@ class TokenFields:
 
     def power_along(self, rate: np.ndarray) -> float:
         """sum_h dE/dA_h : rate_h for another rate of the logits (H, d, d), such as their drift without noise."""
-        heads, total = self.heads, 0.0
-        for part, log_m, mean in TokenMobilities(self.measure, heads.logits, self.operator.tolerance).chunks():
-            pull = np.einsum("hic,hic->hi", self.measure.positions[part] @ rate, mean)
-            total += 0.5 * float(heads.weight @ ((np.exp(log_m) * pull) @ self.measure.weights[part]))
-        return total
+        mobilities = TokenMobilities(self.measure, self.heads.logits, self.operator.tolerance)
+        return sum(self._power(part, rate, log_m, mean) for part, log_m, mean in mobilities.chunks())
 
     def ito_power(self, noise_var: float) -> float:
-        r"""Ito rate of weights with noise, 1/2 sum_h w_h sum_ij p_i p_j (sigma^2/4)(1 + (x_i . x_j)^2) exp(x_i . A_h x_j)."""
+        r"""Ito rate of weights with noise.
+
+        1/2 sum_h w_h sum_ij p_i p_j (sigma^2/4) (1 + (x_i . x_j)^2) exp(x_i . A_h x_j), sigma^2 = `noise_var`.
+        """
         sums = TokenMobilities(self.measure, self.heads.logits, self.operator.tolerance).squared_overlap_sums()
         return noise_var / 8 * float(self.heads.weight @ sums)
 

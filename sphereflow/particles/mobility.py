@@ -1,23 +1,22 @@
 r"""Head mobilities of a token set, at the tokens themselves.
 
-For a matrix B, m(x) = M(B^T x) with M(xi) = sum_j p_j exp(xi . y_j); its logarithm and the softmax mean grad M / M are all that
-velocities, energies and their rates need. Two ways to get them:
+For a matrix B, m(x) = M(B^T x) with M(xi) = sum_j p_j exp(xi . y_j); its logarithm and the softmax mean grad M / M are
+all that velocities, energies and their rates need. Two ways to get them:
 
-* on S^2, by the expansion of `sphereflow.kernel`: the coefficients of the measure are one adjoint transform, those of y_i rho
-  follow from them on a small Gauss grid (exactly: multiplying by y_i mixes neighbouring degrees only), and each token
-  then costs one sum over the degrees that |B| needs: O(n L^2);
-* by the positive sum over all pairs, O(n^2): for few tokens, in other dimensions, for matrices whose expansion would be the
-  longer sum, and for the single tokens at which the expansion would lose digits to cancellation.
+* on S^2, by the expansion of `sphereflow.kernel`: the coefficients of the measure are one adjoint transform, those of
+  y_i rho follow from them on a small Gauss grid (exactly: multiplying by y_i mixes neighbouring degrees only), and each
+  token then costs one sum over the degrees that |B| needs: O(n L^2);
+* by the positive sum over all pairs, O(n^2): for few tokens, in other dimensions, for matrices whose expansion would be
+  the longer sum, and for the single tokens at which the expansion would lose digits to cancellation.
 """
 
 import math
 from collections.abc import Iterator
 from functools import cached_property
 
-import ducc0
 import numpy as np
 
-from sphereflow.harmonics import get_transform
+from sphereflow.harmonics import get_transform, point_coefficients
 from sphereflow.kernel import direct_sum, evaluate_expansion, expansion_degree, expansion_is_accurate
 from sphereflow.mobility import PRODUCT_PAIRS, change_degree, sampling_grid
 
@@ -25,7 +24,6 @@ CHUNK = 2**13  # tokens handled at a time: their arrays stay in the cache
 FEW_TOKENS = 256  # up to here the direct sum is the faster one
 PAIRS_PER_TERM = 0.1  # a pair of the direct sum costs as much as this many (degree, order) terms of the expansion
 LARGEST_DEGREE = 256
-ADJOINT_ACCURACY = 1e-13
 
 
 class TokenMeasure:
@@ -76,14 +74,11 @@ class TokenMeasure:
     def coefficients(self, lmax: int) -> np.ndarray:
         """Spherical-harmonic coefficients sum_i p_i conj(Y_lm(x_i)) up to degree `lmax`, for tokens on S^2."""
         if lmax not in self._coefficients:
-            self._coefficients[lmax] = ducc0.sht.adjoint_synthesis_general(
-                map=self.weights[None], loc=self.angles, spin=0, lmax=lmax, mmax=lmax, epsilon=ADJOINT_ACCURACY,
-                nthreads=self.nthreads,
-            )[0]  # fmt: skip
+            self._coefficients[lmax] = point_coefficients(self.angles, self.weights, lmax, self.nthreads)
         return self._coefficients[lmax]
 
     def moment_coefficients(self, degree: int, second: bool = False) -> np.ndarray:
-        """Coefficients up to `degree` of rho, y_1 rho, y_2 rho, y_3 rho and, if asked, the y_a y_b rho of PRODUCT_PAIRS."""
+        """Coefficients up to `degree` of rho, the y_a rho and, if asked, the y_a y_b rho of PRODUCT_PAIRS."""
         s = sampling_grid(degree)
         rho = self.coefficients(s.lmax)
         y = np.moveaxis(s.grid.points, -1, 0)
@@ -144,7 +139,7 @@ class TokenMobilities:
         return np.linalg.norm(xi, axis=-1) + np.log(safe), mean, ~good
 
     def squared_overlap_sums(self) -> np.ndarray:
-        r"""sum_ij p_i p_j (1 + (x_i . x_j)^2) exp(x_i . B_k x_j), shape (K,): the sums in the Ito rate of noisy weights."""
+        """sum_ij p_i p_j (1 + (x_i . x_j)^2) exp(x_i . B_k x_j), shape (K,), for the Ito rate of noisy weights."""
         out = np.zeros(len(self.matrices))
         some = np.flatnonzero(self.is_expanded)
         if some.size:

@@ -1,11 +1,12 @@
 """Initial tokens: random draws from an initial density, a file's tokens, or the nodes of a Gauss grid.
 
-Mixtures of von Mises-Fisher densities are sampled exactly, in any dimension: a component for every token, a draw about one
-fixed axis, and a reflection that takes the axis to the component's centre (the density is symmetric about it). Densities
-on a grid are sampled by cells (the density is taken as constant in a cell), harmonics by rejection from the uniform density.
+Mixtures of von Mises-Fisher densities are sampled exactly, in any dimension: a component for every token, a draw about
+one fixed axis, and a reflection that takes the axis to the component's centre (the density is symmetric about it).
+Densities on a grid are sampled by cells (the density is taken as constant in a cell), harmonics by rejection from the
+uniform density.
 
-A run's tokens come from one stream of random numbers of their own, so that the weights of the heads do not change with the
-number of tokens: stream word 4 beside those of `sphereflow.heads`.
+A run's tokens come from one stream of random numbers of their own, so that the weights of the heads do not change with
+the number of tokens: stream word 4 beside those of `sphereflow.heads`.
 """
 
 from collections.abc import Callable
@@ -49,7 +50,7 @@ def initial_tokens(
     spec : object
         The [initial] table of a case, see `sphereflow.initial.initial_density`.
     count : int or None
-        Number of tokens; None takes the tokens of `spec.file` as they are, with their weights, and is for the kind "tokens".
+        Number of tokens; None, for the kind "tokens" only, takes those of `spec.file` as they are, with their weights.
     seed : int or sequence of int
     dimension : int
         Dimension d of the tokens.
@@ -87,8 +88,8 @@ def initial_tokens(
 def quadrature_tokens(grid: GaussGrid, spec, read_tokens=None, read_density=None) -> tuple[np.ndarray, np.ndarray]:
     """The nodes of a Gauss grid as tokens, weighted with the initial density of a case times the nodes' areas.
 
-    Sums over them are Gauss quadratures: spectrally accurate for smooth densities, and along the flow as long as it stays
-    smooth. Nodes without mass are left out.
+    Sums over them are Gauss quadratures: spectrally accurate for smooth densities, and along the flow as long as it
+    stays smooth. Nodes without mass are left out.
 
     Returns
     -------
@@ -113,7 +114,7 @@ def vertices(dimension: int, clusters: int | None = None) -> np.ndarray:
 
 
 def mixture(spec, dimension: int, read_tokens: Callable | None = None) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-    """Centres (k, d), concentrations (k,) and shares (k,) of an initial density that is a mixture of von Mises-Fisher's.
+    """Centres (k, d), concentrations (k,) and shares (k,) of an initial von Mises-Fisher mixture.
 
     Raises
     ------

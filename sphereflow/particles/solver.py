@@ -1,7 +1,7 @@
 r"""Tokens in time: explicit steps followed by normalisation, and the ledger along them.
 
-With v(x) extended to R^d by v(x / |x|) the sphere is invariant, and a Runge-Kutta scheme of R^d keeps its order when its
-stages are evaluated at, and its result is moved to, the nearest points of the sphere:
+With v(x) extended to R^d by v(x / |x|) the sphere is invariant, and a Runge-Kutta scheme of R^d keeps its order when
+its stages are evaluated at, and its result is moved to, the nearest points of the sphere:
 
 * `rk4`, the classical scheme of fourth order, solves the differential equation;
 * `euler`, x <- (x + dt v)/|x + dt v|, is one layer of a transformer: residual connection, then RMS normalisation.

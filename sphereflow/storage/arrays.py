@@ -41,7 +41,7 @@ def read_arrays(path: str | Path, required: Sequence[str], optional: Sequence[st
         or an array does not hold real numbers. Pickled objects are never loaded.
     """
     path = Path(path)
-    _require_file(path)
+    require_file(path)
     if path.suffix == ".npz":
         return _read_npz(path, required, optional)
     if path.suffix in _NETCDF_SUFFIXES:
@@ -73,7 +73,7 @@ def read_tokens(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
     if path.suffix != ".csv":
         arrays = read_arrays(path, ("positions",), ("weights",))
         return arrays["positions"], arrays.get("weights")
-    _require_file(path)
+    require_file(path)
     try:
         with open(path, encoding="utf-8-sig") as file:
             header = [name.strip().strip('"').lower() for name in file.readline().split(",")]
@@ -92,7 +92,8 @@ def read_tokens(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
     return table[:, :3], table[:, 3] if table.shape[1] == 4 else None
 
 
-def _require_file(path):
+def require_file(path: Path) -> None:
+    """Raise a CaseError if a path is not a file."""
     if not path.exists():
         raise CaseError(f"{path}: no such file")
     if not path.is_file():
@@ -114,15 +115,40 @@ def _real(path, name, array):
     return np.ascontiguousarray(array, dtype=float).reshape(array.shape)
 
 
-def _read_npz(path, required, optional):
+def read_all_arrays(path: Path) -> dict[str, np.ndarray]:
+    """All arrays of real numbers in a .npz archive, as float64; arrays of text or objects are left out.
+
+    Raises
+    ------
+    CaseError
+        If the file is damaged or no such archive.
+    """
+    with _opened_npz(path) as archive:
+        names = [name for name in archive.files if _kind_of(archive, name) in "fiu"]
+    return _read_npz(path, names, ())
+
+
+def _kind_of(archive, name):
+    """Kind of numbers of an array in an archive; objects count as "O" without being loaded."""
+    try:
+        return archive[name].dtype.kind
+    except (ValueError, OSError, EOFError, zipfile.BadZipFile, zlib.error):
+        return "O"
+
+
+def _opened_npz(path):
     try:
         archive = np.load(path, allow_pickle=False)
     except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
         raise CaseError(f"{path}: {_DAMAGED}: {error}") from None
     if not isinstance(archive, np.lib.npyio.NpzFile):
         raise CaseError(f"{path}: holds one array without a name; expected a .npz archive (numpy.savez)")
+    return archive
+
+
+def _read_npz(path, required, optional):
     arrays = {}
-    with archive:
+    with _opened_npz(path) as archive:
         _require_names(path, required, archive.files)
         for name in (*required, *(name for name in optional if name in archive.files)):
             try:

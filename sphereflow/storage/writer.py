@@ -75,7 +75,7 @@ class RunWriter:
         *,
         variables: Sequence[Variable],
         attributes: Mapping[str, object],
-        weight_path: WeightPath,
+        weight_path: WeightPath | None,
         grid: GaussGrid | None = None,
         dimensions: Mapping[str, int] | None = None,
         coordinates: Mapping[str, np.ndarray] | None = None,
@@ -91,8 +91,9 @@ class RunWriter:
             What the file holds besides `t`, the grid and the weights. "t" first in `dims` makes a recorded variable.
         attributes : mapping
             Global attributes: str, int, float or one-dimensional arrays of numbers; must hold `REQUIRED_ATTRIBUTES`.
-        weight_path : WeightPath
-            Stored whole in the group `weights`, see `read_weight_path`; sizes the dimensions head, row and col.
+        weight_path : WeightPath, or None
+            Stored whole in the group `weights`, see `read_weight_path`; sizes the dimensions head, row and col. None
+            for imported data, whose weights nobody knows.
         grid : GaussGrid, optional
             Makes lat, lon, their bounds and cell_area. None for a run without fields.
         dimensions : mapping of str to int, optional
@@ -319,8 +320,10 @@ def _check_attribute(name: str, value: object) -> None:
 def _define(dataset, variables, attributes, weight_path, grid, dimensions, coordinates) -> None:
     """Dimensions, variables and everything static."""
     dataset.setncatts(attributes)
-    heads, size = weight_path.logits.shape[1:3]
-    sizes = {"t": None, "head": heads, "row": size, "col": size, **dimensions}
+    sizes = {"t": None, **dimensions}
+    if weight_path is not None:
+        heads, size = weight_path.logits.shape[1:3]
+        sizes |= {"head": heads, "row": size, "col": size}
     if grid is not None:
         sizes |= {"lat": grid.nlat, "lon": grid.nlon, "bnds": 2}
     unknown = {dim for v in variables for dim in v.dims} - sizes.keys()
@@ -334,11 +337,13 @@ def _define(dataset, variables, attributes, weight_path, grid, dimensions, coord
     time.long_name = "flow time, dimensionless"  # and nothing else: units would make it a date, a standard_name too
     if grid is not None:
         _define_grid(dataset, grid)
-    described = {"long_name": "weight of each head", "units": "1"}
-    _static(dataset, "head_weight", ("head",), weight_path.head_weight, described)
+    if weight_path is not None:
+        described = {"long_name": "weight of each head", "units": "1"}
+        _static(dataset, "head_weight", ("head",), weight_path.head_weight, described)
     for variable in variables:
         _define_variable(dataset, variable, sizes, coordinates)
-    _define_weights(dataset.createGroup("weights"), weight_path)
+    if weight_path is not None:
+        _define_weights(dataset.createGroup("weights"), weight_path)
 
 
 def _static(group, name: str, dims: tuple[str, ...], values, attributes: Mapping[str, object]) -> None:

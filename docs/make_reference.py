@@ -1,0 +1,140 @@
+"""Write the parts of the documentation that are made from the code: the keys of a case, the variables of an output file.
+
+    python docs/make_reference.py [--check]
+
+A page marks such a part with `<!-- made from the code: NAME -->` and `<!-- end -->`; what stands between is replaced. With
+`--check` nothing is written and the exit code tells whether something would be.
+"""
+
+import argparse
+import re
+import sys
+from pathlib import Path
+
+from pydantic_core import PydanticUndefined
+
+from sphereflow import diagnostics
+from sphereflow.case import tables
+from sphereflow.diagnostics import Variable
+
+DOCS = Path(__file__).parent
+PART = re.compile(r"(<!-- made from the code: (\w+) -->\n).*?(<!-- end -->)", re.DOTALL)
+
+# Headings of the tables of variables in sphereflow.diagnostics; one without a heading here appears under its own name.
+HEADINGS = {
+    "FIELDS": "Fields, each on request (`output.fields`)",
+    "SCALARS": "Recorded by every run",
+    "NOISE_SCALARS": "With noise on the weights",
+    "HEAD_VARIABLES": "Weights at the records",
+    "VALUE_VARIABLES": "With value matrices of their own",
+    "MOVEMENT_SCALARS": "Minimising movements",
+    "POSITION": "Tokens, on request (`output.fields`)",
+    "PARTICLE_WEIGHT": "Tokens",
+    "MEAN_VECTOR": "Tokens in more than three dimensions, instead of `mean_x`, `mean_y`, `mean_z`",
+}
+
+
+def table(header, rows):
+    """A Markdown table."""
+    lines = [header, ["---"] * len(header), *rows]
+    return "\n".join("| " + " | ".join(cell.replace("|", "\\|") for cell in line) + " |" for line in lines) + "\n"
+
+
+def variables_of(value):
+    """The variables in a value of the module diagnostics, or nothing if it holds no others."""
+    if isinstance(value, Variable):
+        return [value]
+    if isinstance(value, dict):
+        return [v for item in value.values() for v in variables_of(item)]
+    if isinstance(value, tuple) and all(isinstance(item, Variable) for item in value):
+        return list(value)
+    return []
+
+
+def variables():
+    """Tables of all variables that a run can write."""
+    pieces = []
+    for name, value in vars(diagnostics).items():
+        if found := variables_of(value):
+            rows = [[f"`{v.name}`", ", ".join(v.dims), v.units, v.long_name] for v in found]
+            pieces.append(f"**{HEADINGS.get(name, name)}**\n\n" + table(["name", "dimensions", "units", "meaning"], rows))
+    return "\n".join(pieces)
+
+
+def default_of(name, field):
+    """Default of a key as it would stand in a case file."""
+    if field.default is PydanticUndefined:
+        return "must be given"
+    if field.default is None:
+        return ""  # the description says it
+    if isinstance(field.default, bool):
+        return f"`{str(field.default).lower()}`"
+    if isinstance(field.default, str):
+        return f'`"{field.default}"`' if field.default else '`""`'
+    if isinstance(field.default, tuple):
+        return "`[" + ", ".join(f'"{item}"' for item in field.default) + "]`"
+    return f"`{field.default:g}`" if isinstance(field.default, float) else f"`{field.default}`"
+
+
+def keys_of(cls, skip=()):
+    """Table of the keys of one class."""
+    fields = {field.alias or name: field for name, field in cls.model_fields.items()}
+    rows = [[f"`{key}`", default_of(key, f), f.description] for key, f in fields.items() if key not in skip]
+    return table(["key", "default", "meaning"], rows)
+
+
+def keys():
+    """Tables of all keys of a case."""
+    pieces = ["### Outside of the tables\n", keys_of(tables.Case, skip=tables.TABLES)]
+    for name in tables.TABLES:
+        kinds = tables.variants(name)
+        pieces.append(f"### `[{name}]`\n")
+        if name not in tables.KIND_KEYS:
+            pieces.append(keys_of(kinds[""]))
+            continue
+        key, default = tables.KIND_KEYS[name]
+        shared = set.intersection(*({*cls.model_fields} for cls in kinds.values()))
+        shared = {k for k in shared if len({repr(cls.model_fields[k]) for cls in kinds.values()}) == 1}
+        choices = ", ".join(f"`{kind}`" for kind in kinds)
+        stated = "must be given" if default is None else f"`{default}` unless given"
+        pieces.append(f"`{key}` is one of {choices}; {stated}.\n")
+        if shared:
+            first = next(iter(kinds.values()))
+            others = {k for k in first.model_fields if k not in shared}
+            pieces.append(f"With every `{key}`:\n\n" + keys_of(first, skip=others))
+        for kind, cls in kinds.items():
+            own = [k for k in cls.model_fields if k not in shared and k != key]
+            pieces.append(f"With `{key} = \"{kind}\"`: {cls.model_fields[key].description}\n")
+            if own:
+                pieces.append(keys_of(cls, skip={*shared, key}))
+    return "\n".join(pieces)
+
+
+MAKERS = {"keys": keys, "variables": variables}
+
+
+def up_to_date(text):
+    """The text of a page with all its parts made anew."""
+    return PART.sub(lambda part: f"{part[1]}\n{MAKERS[part[2]]()}\n{part[3]}", text)
+
+
+def main(arguments=None):
+    """Rewrite, or check, all pages; returns the exit code."""
+    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
+    parser.add_argument("--check", action="store_true", help="write nothing, only tell what is out of date")
+    options = parser.parse_args(arguments)
+    stale = []
+    for page in sorted(DOCS.glob("*.md")):
+        before = page.read_text(encoding="utf-8")
+        after = up_to_date(before)
+        if after != before:
+            stale.append(page.name)
+            if not options.check:
+                page.write_text(after, encoding="utf-8")
+    for name in stale:
+        print(f"{name}: {'out of date, run docs/make_reference.py' if options.check else 'written'}")
+    return 1 if stale and options.check else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

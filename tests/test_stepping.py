@@ -1,0 +1,85 @@
+"""SSPRK3, the error estimate, and the choice of steps."""
+
+import math
+
+import numpy as np
+import pytest
+from builders import fitted_order
+
+from sphereflow.errors import NumericalError
+from sphereflow.stepping import StepController, arrival, ssprk3_step, steps_to
+
+
+def integrate(dt, t_end=1.0):
+    """u' = -u^2 + cos t with an integral of u riding along; returns u, the integral, and the last error estimate."""
+
+    def rhs(u, t):
+        return -(u**2) + math.cos(t), np.array([float(u[0])])
+
+    u, integral, steps = np.array([0.5]), 0.0, round(t_end / dt)
+    for k in range(steps):
+        done = ssprk3_step(u, k * dt, dt, rhs, lambda x: x, rhs(u, k * dt))
+        u, integral = done.state, integral + done.integrals[0]
+    return u[0], integral, abs(done.error[0])
+
+
+def test_third_order_in_state_and_integrals_and_in_the_error_estimate():
+    steps = np.array([0.1, 0.05, 0.025, 0.0125])
+    found = np.array([integrate(dt) for dt in steps])
+    exact = np.array(integrate(1 / 2000))
+    assert fitted_order(1 / steps, np.abs(found[:, 0] - exact[0])) == pytest.approx(3, abs=0.15)
+    assert fitted_order(1 / steps, np.abs(found[:, 1] - exact[1])) == pytest.approx(3, abs=0.15)
+    assert fitted_order(1 / steps, found[:, 2]) == pytest.approx(3, abs=0.15)  # local error of the second-order scheme
+
+
+def test_error_estimate_of_a_linear_mode():
+    """For u' = lambda u the Heun-SSPRK3 difference is z^3/6."""
+    z = 0.3
+    rhs = lambda u, t: (u, np.zeros(1))  # noqa: E731
+    done = ssprk3_step(np.ones(1), 0.0, z, rhs, lambda x: x, rhs(np.ones(1), 0.0))
+    assert done.error[0] == pytest.approx(z**3 / 6, rel=1e-12)
+    assert done.state[0] == pytest.approx(1 + z + z**2 / 2 + z**3 / 6, rel=1e-14)
+
+
+@pytest.mark.parametrize(("t", "target", "dt", "expected"), [(0, 1, 0.3, 0.25), (0, 1, 2.0, 1.0), (0, 1, math.inf, 1.0), (0.9, 1, 0.1, 0.1)])  # fmt: skip
+def test_landing(t, target, dt, expected):
+    assert steps_to(t, target, dt) == pytest.approx(expected)
+
+
+def test_arrival_is_exact():
+    t, dt = 0.7, steps_to(0.7, 1.0, 0.1)
+    for _ in range(3):
+        t = arrival(t, dt, 1.0)
+    assert t == 1.0
+
+
+def test_controller_keeps_the_growth_error_of_a_mode_at_the_tolerance():
+    """A mode that grows by z a step is let through iff z^3/24 <= tolerance."""
+    tolerance = 1e-4
+    limit = (24 * tolerance) ** (1 / 3)
+    for z, accepted in ((0.9 * limit, True), (1.1 * limit, False)):
+        control = StepController(error_tolerance=tolerance)
+        assert control.accept(moved=1e-6 * z, error=1e-6 * z**3 / 6, dt=z) is accepted
+        assert control.suggestion == pytest.approx(0.9 * limit, rel=1e-6)
+
+
+def test_a_kink_is_not_crept_up_to():
+    """If halving the step does not reduce the error's share, the step is taken and the old length kept."""
+    control = StepController()
+    assert not control.accept(1e-3, 1e-3, 0.01)
+    smaller = control.suggestion
+    assert control.accept(1e-3 * smaller / 0.01, 1e-3 * smaller / 0.01, smaller)
+    assert control.suggestion == 0.01
+
+
+def test_fixed_step_is_obeyed_or_refused():
+    control = StepController(fixed_dt=0.1)
+    assert control.choose(lambda cfl: cfl, 0.0, 0) == 0.1
+    assert control.accept(1.0, 1.0, 0.1)
+    with pytest.raises(NumericalError, match=r"solver\.dt: 0\.1 is beyond the stability bound 0\.04 at step 7, t = 0\.5"):
+        control.choose(lambda cfl: 0.1 * cfl, 0.5, 7)
+
+
+def test_vanishing_step_is_reported():
+    with pytest.raises(NumericalError, match="error_tolerance"):
+        StepController().choose(lambda cfl: 1e-12, 0.0, 3)
