@@ -1,9 +1,9 @@
-"""Write the parts of the documentation that are made from the code: the keys of a case, the variables of an output file.
+"""Write the parts of the documentation that are made from the code: keys of a case, variables of an output file.
 
     python docs/make_reference.py [--check]
 
-A page marks such a part with `<!-- made from the code: NAME -->` and `<!-- end -->`; what stands between is replaced. With
-`--check` nothing is written and the exit code tells whether something would be.
+A page marks such a part with `<!-- made from the code: NAME -->` and `<!-- end -->`; what stands between is replaced.
+With `--check` nothing is written and the exit code tells whether something would be.
 """
 
 import argparse
@@ -57,11 +57,12 @@ def variables():
     for name, value in vars(diagnostics).items():
         if found := variables_of(value):
             rows = [[f"`{v.name}`", ", ".join(v.dims), v.units, v.long_name] for v in found]
-            pieces.append(f"**{HEADINGS.get(name, name)}**\n\n" + table(["name", "dimensions", "units", "meaning"], rows))
+            pieces.append(f"**{HEADINGS.get(name, name)}**\n")
+            pieces.append(table(["name", "dimensions", "units", "meaning"], rows))
     return "\n".join(pieces)
 
 
-def default_of(name, field):
+def default_of(field):
     """Default of a key as it would stand in a case file."""
     if field.default is PydanticUndefined:
         return "must be given"
@@ -76,37 +77,47 @@ def default_of(name, field):
     return f"`{field.default:g}`" if isinstance(field.default, float) else f"`{field.default}`"
 
 
-def keys_of(cls, skip=()):
-    """Table of the keys of one class."""
-    fields = {field.alias or name: field for name, field in cls.model_fields.items()}
-    rows = [[f"`{key}`", default_of(key, f), f.description] for key, f in fields.items() if key not in skip]
+def rows_of(fields):
+    """Table of keys, from the fields of a class by name."""
+    rows = [[f"`{f.alias or name}`", default_of(f), f.description] for name, f in fields.items()]
     return table(["key", "default", "meaning"], rows)
+
+
+def shared_fields(classes):
+    """Fields that all classes have and at most one of them in a form of its own."""
+    classes, shared = list(classes), {}
+    for name in classes[0].model_fields:
+        forms = [cls.model_fields[name] for cls in classes if name in cls.model_fields]
+        for form in forms[:2]:
+            alike = sum(repr(form) == repr(other) for other in forms)
+            if len(forms) == len(classes) and alike >= max(2, len(classes) - 1):
+                shared[name] = form
+    return shared
 
 
 def keys():
     """Tables of all keys of a case."""
-    pieces = ["### Outside of the tables\n", keys_of(tables.Case, skip=tables.TABLES)]
+    outside = {name: field for name, field in tables.Case.model_fields.items() if name not in tables.TABLES}
+    pieces = ["### Outside of the tables\n", rows_of(outside)]
     for name in tables.TABLES:
         kinds = tables.variants(name)
         pieces.append(f"### `[{name}]`\n")
         if name not in tables.KIND_KEYS:
-            pieces.append(keys_of(kinds[""]))
+            pieces.append(rows_of(kinds[""].model_fields))
             continue
         key, default = tables.KIND_KEYS[name]
-        shared = set.intersection(*({*cls.model_fields} for cls in kinds.values()))
-        shared = {k for k in shared if len({repr(cls.model_fields[k]) for cls in kinds.values()}) == 1}
         choices = ", ".join(f"`{kind}`" for kind in kinds)
         stated = "must be given" if default is None else f"`{default}` unless given"
         pieces.append(f"`{key}` is one of {choices}; {stated}.\n")
+        shared = shared_fields(kinds.values())
         if shared:
-            first = next(iter(kinds.values()))
-            others = {k for k in first.model_fields if k not in shared}
-            pieces.append(f"With every `{key}`:\n\n" + keys_of(first, skip=others))
+            pieces += [f"With every `{key}`:\n", rows_of(shared)]
         for kind, cls in kinds.items():
-            own = [k for k in cls.model_fields if k not in shared and k != key]
-            pieces.append(f"With `{key} = \"{kind}\"`: {cls.model_fields[key].description}\n")
+            fields = cls.model_fields
+            own = {k: f for k, f in fields.items() if k != key and repr(f) != repr(shared.get(k))}
+            pieces.append(f'With `{key} = "{kind}"`: {fields[key].description}\n')
             if own:
-                pieces.append(keys_of(cls, skip={*shared, key}))
+                pieces.append(rows_of(own))
     return "\n".join(pieces)
 
 

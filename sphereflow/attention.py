@@ -26,7 +26,7 @@ from sphereflow.cells import node_values
 from sphereflow.faces import gradient_at_faces, vector_at_faces
 from sphereflow.grid import GaussGrid
 from sphereflow.harmonics import degrees_and_orders
-from sphereflow.mobility import DensityExpansion, MobilitySet, gauss_grid
+from sphereflow.mobility import DensityExpansion, MobilitySet, change_degree
 
 VELOCITY_MODELS = ("attention", "gradient-flow", "unnormalized")
 NONLINEAR_GRIDS = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -77,8 +77,8 @@ class AttentionOperator:
     backend, nthreads
         Transform library and its threads.
     two_point : bool
-        The first-order finite volumes of minimising movements: cell values stand at the nodes, and the gradient at a face
-        is the difference of its two nodes. Otherwise both are of fourth order.
+        The first-order finite volumes of minimising movements: cell values stand at the nodes, and the gradient at a
+        face is the difference of its two nodes. Otherwise both are of fourth order.
 
     Attributes
     ----------
@@ -226,7 +226,7 @@ class AttentionFields:
         """Phi = sum_h w_h log m_h."""
         m = self.mobilities
         return self.operator.resolve(
-            "potential", m.smallest_grid(), lambda nlat: np.tensordot(self.heads.weight, m.log_on(nlat), 1)
+            "potential", m.smallest_grid(), lambda nlat: m.weighted_log_on(self.heads.weight, nlat)
         )
 
     @cached_property
@@ -250,24 +250,32 @@ class AttentionFields:
             return np.exp(self.log_effective_mobility.values)
 
     @cached_property
-    def variation_coefficients(self) -> tuple[np.ndarray, int]:
-        """Coefficients of xi = sum_h w_h (m_h + m_h^T) / 2 and their largest degree."""
-        from sphereflow.mobility import change_degree
-
+    def _variation_parts(self) -> list[tuple[MobilitySet, np.ndarray]]:
+        """xi as weighted sums of mobilities: those of A_h, and of A_h^T for the heads that are not symmetric."""
         skew, transposed = self._transposed
-        m, weight = self.mobilities, self.heads.weight
+        weight = self.heads.weight
         if transposed is None:
-            return m.weighted_sum(weight), m.lmax
-        lmax = max(m.lmax, transposed.lmax)
-        direct = m.weighted_sum(np.where(skew, 0.5, 1.0) * weight)
-        other = transposed.weighted_sum(0.5 * weight[skew])
-        return change_degree(direct, m.lmax, lmax) + change_degree(other, transposed.lmax, lmax), lmax
+            return [(self.mobilities, weight)]
+        return [(self.mobilities, np.where(skew, 0.5, 1.0) * weight), (transposed, 0.5 * weight[skew])]
+
+    @cached_property
+    def variation_coefficients(self) -> tuple[np.ndarray, int]:
+        """Coefficients of xi = sum_h w_h (m_h + m_h^T) / 2, `pointwise_variation` apart, and their largest degree."""
+        lmax = max(m.lmax for m, _ in self._variation_parts)
+        return sum(change_degree(m.weighted_sum(weight), m.lmax, lmax) for m, weight in self._variation_parts), lmax
+
+    @cached_property
+    def pointwise_variation(self) -> tuple[np.ndarray, np.ndarray] | None:
+        """The part of xi known point by point: nodal values, and the gradient in R^3 (3, nlat, nlon); or None."""
+        sums = [m.pointwise_sum(weight) for m, weight in self._variation_parts if m.pointwise.size]
+        return tuple(sum(terms) for terms in zip(*sums, strict=True)) if sums else None
 
     @cached_property
     def first_variation(self) -> np.ndarray:
         """xi = dE/drho at the nodes."""
         coefficients, lmax = self.variation_coefficients
-        return self.operator._transform(self.grid.nlat, lmax).synthesis(coefficients)
+        values = self.operator._transform(self.grid.nlat, lmax).synthesis(coefficients)
+        return values if self.pointwise_variation is None else values + self.pointwise_variation[0]
 
     @cached_property
     def _attention_vector(self) -> np.ndarray:
@@ -297,7 +305,14 @@ class AttentionFields:
     def first_variation_gradient(self) -> np.ndarray:
         """grad xi at the nodes, (2, nlat, nlon): south and east."""
         coefficients, lmax = self.variation_coefficients
-        return self.operator._transform(self.grid.nlat, lmax).gradient(coefficients)
+        gradient = self.operator._transform(self.grid.nlat, lmax).gradient(coefficients)
+        part = self.pointwise_variation
+        return gradient if part is None else gradient + self._components(part[1])
+
+    def _components(self, vector: np.ndarray) -> np.ndarray:
+        """Components to the south and east, (2, nlat, nlon), of Cartesian vectors (3, nlat, nlon) at the nodes."""
+        u = np.moveaxis(vector, 0, -1)
+        return np.stack([np.sum(u * self.grid.e_theta, axis=-1), np.sum(u * self.grid.e_phi, axis=-1)])
 
     @cached_property
     def velocity(self) -> np.ndarray:
@@ -308,8 +323,7 @@ class AttentionFields:
         if model == "gradient-flow":
             return self.gradient_flow_velocity
         if self._has_general_values:
-            u = np.moveaxis(self._attention_vector, 0, -1)
-            return np.stack([np.sum(u * self.grid.e_theta, axis=-1), np.sum(u * self.grid.e_phi, axis=-1)])
+            return self._components(self._attention_vector)
         if self.potential.is_resolved:
             transform = self.operator._transform(self.grid.nlat, self.potential.lmax)
             return sign * transform.gradient(self.potential.coefficients)

@@ -1,4 +1,4 @@
-"""The command line: `sphereflow run | validate | info | backends`. The only room that prints or exits.
+"""The command line of sphereflow and its commands. The only room that prints or exits.
 
 Results go to standard output, progress and errors to standard error.
 """
@@ -15,7 +15,11 @@ INTERRUPTED = 130
 
 
 def main(arguments=None) -> int:
-    """Run a command; returns its exit code (0 ok, 2 bad case or usage, 3 numerical failure, 4 output, 130 interrupted)."""
+    """Run a command; returns its exit code.
+
+    0 ok, 1 runs that do not agree (compare --require), 2 bad case or usage, 3 numerical failure, 4 output,
+    130 interrupted.
+    """
     options = _parser().parse_args(arguments)
     try:
         return options.command(options) or 0
@@ -52,6 +56,29 @@ def _parser():
     command = commands.add_parser("info", help="what an output file holds, its conservation and energy ledger")
     command.set_defaults(command=_info)
     command.add_argument("file", metavar="FILE", help="output file (.nc)")
+    command.add_argument("--json", action="store_true", help="as JSON")
+
+    command = commands.add_parser("import", help="turn particle data of others (.pt, .npz, .csv) into a particle file")
+    command.set_defaults(command=_import)
+    command.add_argument("file", metavar="FILE", help="data of others")
+    command.add_argument("-o", "--output", metavar="FILE", required=True, help="output file (.nc)")
+    command.add_argument("--normalize", action="store_true", help="project tokens that are off the sphere to it")
+    command.add_argument("--force", action="store_true", help="move an existing output file to NAME.bak")
+
+    command = commands.add_parser("compare", help="whether two runs agree: densities, tokens, data of others")
+    command.set_defaults(command=_compare)
+    command.add_argument("a", metavar="A", help="output file (.nc) or data of others (.pt, .npz, .csv)")
+    command.add_argument("b", metavar="B", help="the other one")
+    command.add_argument("--times", type=int, default=6, metavar="N", help="number of compared times (default 6)")
+    command.add_argument(
+        "--tolerance", type=float, default=1e-3, metavar="X", help="allowed besides sampling noise (default 1e-3)"
+    )
+    command.add_argument(
+        "--replicas", type=int, default=16, metavar="N", help="samples that estimate the noise of tokens (default 16)"
+    )
+    command.add_argument("--force", action="store_true", help="compare runs whose model or weights differ")
+    command.add_argument("--require", action="store_true", help="exit with 1 unless the runs agree")
+    command.add_argument("--plot", metavar="FILE", help="draw the comparison (.png, .pdf, .svg)")
     command.add_argument("--json", action="store_true", help="as JSON")
 
     command = commands.add_parser("backends", help="which transform libraries are there, and whether they work")
@@ -168,6 +195,63 @@ def _info(options):
 
 def _number(value, form="g"):
     return "unknown" if value is None else format(value, form)
+
+
+def _import(options):
+    from sphereflow.storage.importers import import_run
+
+    found = import_run(options.file, options.output, options.normalize, options.force)
+    for note in found.notes:
+        print(f"{options.file}: {note}", file=sys.stderr)
+    tokens = "no tokens" if found.position is None else "{1} tokens in dimension {2}".format(*found.position.shape)
+    print(f"{found.t.size} records from t = {found.t[0]:g} to {found.t[-1]:g}, {tokens}, {len(found.series)} series")
+    print(options.output)
+
+
+def _compare(options):
+    from sphereflow.compare import compare
+
+    result = compare(
+        options.a, options.b, times=options.times, tolerance=options.tolerance, replicas=options.replicas,
+        force=options.force,
+    )  # fmt: skip
+    if options.plot:
+        from sphereflow.plotting import plot_comparison
+
+        plot_comparison(result, options.plot)
+    if options.json:
+        print(json.dumps(result.to_dict(), indent=2))
+    else:
+        _print_comparison(result)
+    return 1 if options.require and not result.agrees else 0
+
+
+def _print_comparison(result):
+    for label, side, method in (("A", result.a, result.methods["a"]), ("B", result.b, result.methods["b"])):
+        noise = "" if method == "none" else f", sampling noise from {method}"
+        print(f"{label}  {side.name} ({side.what}{noise})")
+    for text in (*result.notes, *(f"overridden: {text}" for text in result.ignored)):
+        print(f"   {text}")
+    times = ", ".join(f"{t:g}" for t in result.times)
+    print(f"compared at t = {times}; each row at the time that is hardest to explain")
+    print(f"\n{'':22}{'t':>7}{'A':>12}{'B':>12}{'difference':>12}{'expected':>11}{'noise':>10}{'sigma':>7}")
+    for q in result.quantities:
+        k = q.worst
+        scalar = q.a is not None and q.a.ndim == 1
+        values = "".join(f"{v[k]:12.6g}" for v in (q.a, q.b)) if scalar else f"{'':24}"
+        mark = "" if q.agrees else "  <-- does not agree"
+        print(
+            f"{q.name:22}{result.times[k]:7.4g}{values}{q.difference[k]:12.3g}{_or_dash(q.expected[k], 11)}"
+            f"{_or_dash(q.noise[k], 10)}{_or_dash(q.sigmas[k] if q.noise[k] > 0 else 0, 7)}{mark}"
+        )
+    if result.bounds is not None:
+        bounds = result.bounds.max(axis=0)
+        print(f"coarsening can have changed wasserstein_1 by up to {bounds[0]:.2g}, wasserstein_2 by {bounds[1]:.2g}")
+    print(f"\n{result.verdict}")
+
+
+def _or_dash(value, width):
+    return f"{value:{width}.2g}" if value > 0 else f"{'-':>{width}}"
 
 
 def _backends(options):

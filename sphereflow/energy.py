@@ -20,7 +20,14 @@ from sphereflow.harmonics import get_transform, inner_product
 def energy(fields: AttentionFields) -> float:
     """E = 1/2 int xi rho."""
     variation, lmax = fields.variation_coefficients
-    return 0.5 * float(inner_product(variation, fields.expansion.coefficients(lmax), lmax))
+    expanded = inner_product(variation, fields.expansion.coefficients(lmax), lmax)
+    return 0.5 * (float(expanded) + _pointwise_integral(fields, fields.node_density))
+
+
+def _pointwise_integral(fields: AttentionFields, values: np.ndarray) -> float:
+    """int xi values over the part of xi that has no coefficients; values (nlat, nlon) at the nodes."""
+    part = fields.pointwise_variation
+    return 0.0 if part is None else float(fields.grid.integrate(part[0] * values))
 
 
 def dissipation(fields: AttentionFields, tendency: np.ndarray) -> float:
@@ -31,7 +38,8 @@ def dissipation(fields: AttentionFields, tendency: np.ndarray) -> float:
     variation, lmax = fields.variation_coefficients
     operator = fields.operator
     transform = get_transform(operator.grid.nlat, lmax, operator.backend, operator.nthreads)
-    return -float(inner_product(variation, transform.analysis(operator.node_values(tendency)), lmax))
+    rate = operator.node_values(tendency)
+    return -float(inner_product(variation, transform.analysis(rate), lmax)) - _pointwise_integral(fields, rate)
 
 
 def weight_power(fields: AttentionFields) -> float:

@@ -9,8 +9,9 @@ nor on the sharpness of rho. Gradients come from the same sum with the coefficie
 
 The sum has an absolute error of about 1e-16 exp(r), and M can be as small as exp(-r): where that matters
 (`expansion_is_accurate`) the positive sum over cells, `direct_sum`, is used instead. It never overflows and the mean
-it returns is a convex combination of unit vectors. Kernels narrower than the grid (r beyond lmax^2 / 10 or so) are not resolved by
-the cells; there the expansion of a density that the grid resolves is the better one down to a density of 1e-9 of its largest.
+it returns is a convex combination of unit vectors. Kernels narrower than the grid (r beyond lmax^2 / 10 or so) are not
+resolved by the cells; there the expansion of a density that the grid resolves is the better one, wherever the density is
+above 1e-9 or so of its largest.
 """
 
 import math
@@ -22,6 +23,8 @@ from scipy.special import ive
 
 from sphereflow.harmonics import degrees_and_orders
 
+LARGE_RADIUS = 200.0
+UNROLL = 4  # degrees summed in one pass: the pass is bound by stores, and this needs a third of them
 BLOCK = 64  # points a pass of the inner loop works on: enough to vectorise, few enough to stay in the first cache
 EPSILON_GROWTH = 8.0  # measured rounding error of the expansion in units of 2.2e-16 exp(r), with a margin
 LARGEST_RADIUS = 1e5  # beyond it no grid holds the degrees and the sum over cells alone is used
@@ -69,8 +72,9 @@ def expansion_is_accurate(scaled_values: np.ndarray, tolerance: float) -> np.nda
 def expansion_error(radius: np.ndarray, coefficients: np.ndarray, lmax: int) -> np.ndarray:
     r"""Estimated absolute error of exp(-r) M(r w) from coefficients of a density that the grid resolves.
 
-    Two parts: noise in the coefficients, taken from the largest degrees (where nothing else is left; what is cut off beyond them
-    is of the same size), delta sqrt(4 pi sum_l (2l+1) i_l^2); and rounding of the sum, eps sum_l i_l sqrt(4 pi (2l+1)) |rho_l|.
+    Two parts: noise in the coefficients, taken from the largest degrees (where nothing else is left; what is cut off
+    beyond them is of the same size), delta sqrt(4 pi sum_l (2l+1) i_l^2); and rounding of the sum,
+    4 eps sum_l i_l sqrt(4 pi (2l+1)) |rho_l|.
 
     Parameters
     ----------
@@ -83,16 +87,16 @@ def expansion_error(radius: np.ndarray, coefficients: np.ndarray, lmax: int) -> 
     count = 2 * np.arange(lmax + 1) + 1
     noise = (size / np.sqrt(count))[int(0.9 * lmax) :].max()
     some = np.geomspace(1e-2, max(radius.max(), 1.0), BLOCK)  # smooth in the radius: a table of it will do
-    bessel = _scaled_bessel(some, some[-1], lmax)
+    bessel = _scaled_bessel(some, some[-1], lmax)[: lmax + 1]
     error = noise * np.sqrt(4 * np.pi * (count @ bessel**2))
-    error += np.finfo(float).eps * ((np.sqrt(4 * np.pi * count) * size) @ bessel)
+    error += 4 * np.finfo(float).eps * ((np.sqrt(4 * np.pi * count) * size) @ bessel)
     return EPSILON_GROWTH * np.interp(radius, some, error)
 
 
 @lru_cache(maxsize=32)
 def _legendre_tables(lmax: int):
     """Factors of the recurrence P_{l+1,m} = f_lm cos P_lm - g_lm P_{l-1,m} and the sectoral factors."""
-    m, ell = np.meshgrid(np.arange(lmax + 1.0), np.arange(lmax + 1.0), indexing="ij")
+    m, ell = np.meshgrid(np.arange(lmax + 1.0), np.arange(lmax + 1.0 + UNROLL), indexing="ij")
     with np.errstate(all="ignore"):
         f = np.sqrt((2 * ell + 3) * (2 * ell + 1) / ((ell + 1 - m) * (ell + 1 + m)))
         g = np.sqrt((2 * ell + 3) * (ell - m) * (ell + m) / ((2 * ell - 1) * (ell + 1 - m) * (ell + 1 + m)))
@@ -103,7 +107,7 @@ def _legendre_tables(lmax: int):
 def _real_series(coefficients: np.ndarray, lmax: int) -> np.ndarray:
     """Cosine and sine coefficients (nset, 2, m, l) of the plane-wave sum, 4 pi and the doubling of m > 0 included."""
     degree, order = degrees_and_orders(lmax)
-    out = np.zeros((len(coefficients), 2, lmax + 1, lmax + 1))
+    out = np.zeros((len(coefficients), 2, lmax + 1, lmax + 1 + UNROLL))
     factor = 4 * np.pi * np.where(order == 0, 1.0, 2.0)
     out[:, 0, order, degree] = factor * coefficients.real
     out[:, 1, order, degree] = -factor * coefficients.imag
@@ -162,36 +166,41 @@ def _bessel_legendre_sum(points, series, f, g, degree, out):
                 cp[i], sp[i] = 1.0, 0.0
         bessel = _scaled_bessel(r, rmax, lmax)
         acc = np.zeros((nset, 2, BLOCK))
-        sums = np.empty((nset, 2, 2, BLOCK))
-        pm, p0, p1, t = np.full(BLOCK, 0.28209479177387814), np.empty(BLOCK), np.empty(BLOCK), np.empty(BLOCK)
+        sums, terms = np.empty((nset, 4, BLOCK)), np.empty((UNROLL, BLOCK))
+        pm, p0, p1 = np.full(BLOCK, 0.28209479177387814), np.empty(BLOCK), np.empty(BLOCK)
         cm, sm = np.ones(BLOCK), np.zeros(BLOCK)
         for m in range(lmax + 1):
             sums[:] = 0.0
             for i in range(BLOCK):
                 p0[i] = 0.0
                 p1[i] = pm[i]
-            for l in range(m, lmax + 1):
-                row, fl, gl = bessel[l], f[m, l], g[m, l]
-                cosine, sine = sums[0, 0, l & 1], sums[0, 1, l & 1]
-                a, b = series[0, 0, m, l], series[0, 1, m, l]
-                for i in range(BLOCK):  # the first density and the recurrence in one pass over the block
-                    p = p1[i]
-                    term = p * row[i]
-                    t[i] = term
-                    cosine[i] += a * term
-                    sine[i] += b * term
-                    p1[i] = fl * ct[i] * p - gl * p0[i]
-                    p0[i] = p
-                for s in range(1, nset):
-                    cosine, sine = sums[s, 0, l & 1], sums[s, 1, l & 1]
-                    a, b = series[s, 0, m, l], series[s, 1, m, l]
-                    for i in range(BLOCK):
-                        cosine[i] += a * t[i]
-                        sine[i] += b * t[i]
+            for l in range(m, lmax + 1, UNROLL):  # tables and coefficients are 0 beyond their degree
+                f0, f1, f2, f3 = f[m, l], f[m, l + 1], f[m, l + 2], f[m, l + 3]
+                g0, g1, g2, g3 = g[m, l], g[m, l + 1], g[m, l + 2], g[m, l + 3]
+                for i in range(BLOCK):
+                    c, older, a0 = ct[i], p0[i], p1[i]
+                    a1 = f0 * c * a0 - g0 * older
+                    a2 = f1 * c * a1 - g1 * a0
+                    a3 = f2 * c * a2 - g2 * a1
+                    p1[i] = f3 * c * a3 - g3 * a2
+                    p0[i] = a3
+                    terms[0, i] = a0 * bessel[l, i]
+                    terms[1, i] = a1 * bessel[l + 1, i]
+                    terms[2, i] = a2 * bessel[l + 2, i]
+                    terms[3, i] = a3 * bessel[l + 3, i]
+                for s in range(nset):
+                    a0, a1, a2, a3 = series[s, 0, m, l], series[s, 0, m, l + 1], series[s, 0, m, l + 2], series[s, 0, m, l + 3]
+                    b0, b1, b2, b3 = series[s, 1, m, l], series[s, 1, m, l + 1], series[s, 1, m, l + 2], series[s, 1, m, l + 3]
+                    for i in range(BLOCK):  # degrees l and l + 2, l + 1 and l + 3 have the parity of m and the other one
+                        t0, t1, t2, t3 = terms[0, i], terms[1, i], terms[2, i], terms[3, i]
+                        sums[s, 0, i] += a0 * t0 + a2 * t2
+                        sums[s, 1, i] += a1 * t1 + a3 * t3
+                        sums[s, 2, i] += b0 * t0 + b2 * t2
+                        sums[s, 3, i] += b1 * t1 + b3 * t3
             for s in range(nset):
-                for parity in range(2):
+                for shift in range(2):
                     for i in range(BLOCK):
-                        acc[s, parity, i] += sums[s, 0, parity, i] * cm[i] + sums[s, 1, parity, i] * sm[i]
+                        acc[s, (m + shift) & 1, i] += sums[s, shift, i] * cm[i] + sums[s, 2 + shift, i] * sm[i]
             sectoral = -math.sqrt((2.0 * m + 3.0) / (2.0 * m + 2.0))
             for i in range(BLOCK):
                 q = cm[i] * cp[i] - sm[i] * sp[i]
@@ -204,18 +213,54 @@ def _bessel_legendre_sum(points, series, f, g, degree, out):
                 out[1, s, head, start + i] = acc[s, 0, i] - acc[s, 1, i]
 
 
+@numba.njit(cache=True, error_model="numpy")
+def _scaled_bessel_zero(r):
+    """exp(-r) sinh(r) / r."""
+    return -math.expm1(-2.0 * r) / (2.0 * r) if r > 1e-8 else 1.0 - r
+
+
 @numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
 def _scaled_bessel(r, rmax, lmax):
-    """exp(-r) i_l(r) for l = 0..lmax, shape (lmax + 1, len(r)).
+    """exp(-r) i_l(r) for l = 0..lmax, and UNROLL rows of zeros, shape (lmax + 1 + UNROLL, len(r)).
 
-    Ratios R_l = i_{l+1}/i_l by R_l = r / (2l + 3 + r R_{l+1}), started from the bound
-    R_l <= r / (l + 1 + sqrt((l + 1)^2 + r^2)) high enough for its error to have died out (it shrinks by R_l^2 a step).
+    With i_l = r^l / (2l+1)!! h_l the recurrence is h_{l-1} = h_l + r^2 h_{l+1} / ((2l+1)(2l+3)): positive, downward stable and
+    free of divisions; started from h = 1 high enough it gives a multiple of the h_l, which i_0 = sinh(r)/r then fixes. Beyond
+    `LARGE_RADIUS`, where h_0 could overflow, the ratios R_l = i_{l+1}/i_l = r / (2l + 3 + r R_{l+1}) take over.
     """
     n = len(r)
-    extra = 3 + int(17.0 / math.asinh((lmax + 1.0) / max(rmax, 1e-3)))
-    top = lmax + extra
+    top = lmax + 4 + int(19.0 / math.asinh((lmax + 1.0) / max(rmax, 1e-3)))
+    out = np.zeros((lmax + 1 + UNROLL, n))
+    if rmax > LARGE_RADIUS:
+        _bessel_from_ratios(r, top, lmax, out)
+        return out
+    newer, older, square, factor = np.ones(n), np.ones(n), np.empty(n), np.empty(n)
+    for i in range(n):
+        square[i] = r[i] * r[i]
+    for l in range(top, 0, -1):  # newer = h_l, older = h_{l+1}
+        scale = 1.0 / ((2.0 * l + 1.0) * (2.0 * l + 3.0))
+        if l <= lmax:
+            for i in range(n):
+                out[l, i] = newer[i]
+        for i in range(n):
+            h = newer[i] + scale * square[i] * older[i]
+            older[i] = newer[i]
+            newer[i] = h
+    for i in range(n):
+        out[0, i] = _scaled_bessel_zero(r[i])
+        factor[i] = out[0, i] / newer[i]
+    for l in range(1, lmax + 1):
+        inverse = 1.0 / (2.0 * l + 1.0)
+        for i in range(n):
+            factor[i] *= inverse * r[i]
+            out[l, i] *= factor[i]
+    return out
+
+
+@numba.njit(cache=True, fastmath={"contract"}, error_model="numpy")
+def _bessel_from_ratios(r, top, lmax, out):
+    """exp(-r) i_l(r) from the ratios, started from the bound R_l <= r / (l + 1 + sqrt((l + 1)^2 + r^2))."""
+    n = len(r)
     ratio = np.empty(n)
-    out = np.empty((lmax + 1, n))
     for i in range(n):
         ratio[i] = r[i] / (top + 1.0 + math.sqrt((top + 1.0) * (top + 1.0) + r[i] * r[i]))
     for l in range(top - 1, -1, -1):
@@ -225,11 +270,10 @@ def _scaled_bessel(r, rmax, lmax):
             for i in range(n):
                 out[l + 1, i] = ratio[i]
     for i in range(n):
-        out[0, i] = -math.expm1(-2.0 * r[i]) / (2.0 * r[i]) if r[i] > 1e-8 else 1.0 - r[i]
+        out[0, i] = _scaled_bessel_zero(r[i])
     for l in range(lmax):
         for i in range(n):
             out[l + 1, i] *= out[l, i]
-    return out
 
 
 def direct_sum(
@@ -278,9 +322,9 @@ def log_mobility(
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""log M(xi) and grad M / M at scattered points, each by the expansion or, where that would cancel, the direct sum.
 
-    With radii so large that the expansion is cut at `lmax` (the density, which the grid resolves, has nothing beyond) the cells
-    may not resolve the kernel either: the sum over them is then off by about exp(-2 lmax^2 / r), in the end by half a cell,
-    and no more is asked of the expansion.
+    With radii so large that the expansion is cut at `lmax` (the density, which the grid resolves, has nothing beyond) the
+    cells may not resolve the kernel either: the sum over them is then off by about exp(-2 lmax^2 / r), in the end by half a
+    cell, and no more is asked of the expansion.
 
     Parameters
     ----------

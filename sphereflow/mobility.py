@@ -23,6 +23,8 @@ from sphereflow.kernel import (
     log_mobility,
 )
 
+DEGREE_BUCKET = 6  # matrices whose degrees differ by less share a sampling grid
+LARGEST_PRODUCT = 600.0  # sum of norms up to which mobilities are multiplied; exp(709) is the largest number
 PRODUCT_PAIRS = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
 
 
@@ -61,7 +63,9 @@ class DensityExpansion:
     backend, nthreads : see `get_transform`.
     """
 
-    def __init__(self, grid: GaussGrid, density: np.ndarray, tolerance: float, backend: str = "auto", nthreads: int = 1):
+    def __init__(
+        self, grid: GaussGrid, density: np.ndarray, tolerance: float, backend: str = "auto", nthreads: int = 1
+    ):
         self.grid, self.density, self.tolerance = grid, density, tolerance
         self.backend, self.nthreads = backend, nthreads
         self._low: dict[int, np.ndarray] = {}
@@ -132,6 +136,104 @@ def sampling_grid(degree: int) -> SamplingGrid:
     return SamplingGrid(degree)
 
 
+class ExpandedGroup:
+    r"""Matrices B_k of similar norm whose mobilities are sampled together on one sampling grid.
+
+    Parameters
+    ----------
+    expansion : DensityExpansion
+    index : ndarray of int
+        Positions of these matrices in their `MobilitySet`.
+    matrices : ndarray, shape (k, 3, 3)
+    degree : ndarray of int, shape (k,)
+        Degree each of them needs.
+    gradient : bool
+        Whether grad M is sampled too.
+
+    Attributes
+    ----------
+    values : ndarray, shape (k, n, 2n)
+        m_k at the sampling nodes.
+    gradient : ndarray, shape (k, 3, n, 2n), or None
+        grad M(B_k^T x) at the sampling nodes.
+    accurate : ndarray of bool, shape (k,)
+        Whether the values keep the tolerance, both here and after a synthesis elsewhere.
+    """
+
+    def __init__(self, expansion: DensityExpansion, index, matrices, degree, gradient: bool):
+        self.expansion, self.index, self.matrices, self.degree = expansion, index, matrices, degree
+        largest = max(int(degree.max()), 4)
+        self.sampling = sampling_grid(largest + largest % 2)
+        s = self.sampling
+        self._xi = s.north @ matrices
+        sets = change_degree(expansion.coefficients(s.lmax), s.lmax, s.degree)[None]
+        if gradient:
+            sets = np.concatenate([sets, self._moments(np.moveaxis(s.grid.points, -1, 0))])
+        plus, minus = evaluate_expansion(self._xi, sets, s.degree, degree)
+        self._scale = np.exp(np.minimum(np.linalg.norm(self._xi, axis=-1), 700.0))
+        unscaled = np.minimum(plus[0], minus[0]).min(axis=-1)
+        plus, minus = plus * self._scale, minus * self._scale
+        smallest = np.minimum(plus[0], minus[0]).min(axis=-1)
+        largest = np.maximum(plus[0], minus[0]).max(axis=-1)
+        rounding = EPSILON_GROWTH * np.finfo(float).eps * largest
+        self.accurate = expansion_is_accurate(unscaled, expansion.tolerance)
+        self.accurate &= smallest * expansion.tolerance > rounding
+        whole = s.whole(plus, minus)
+        self.values = whole[0]
+        self.gradient = np.moveaxis(whole[1:], 0, 1) if gradient else None
+
+    def keep(self, chosen: np.ndarray) -> "ExpandedGroup":
+        """Drop the matrices that are not chosen, in place."""
+        for name in ("index", "matrices", "degree", "accurate", "values", "_xi", "_scale"):
+            setattr(self, name, getattr(self, name)[chosen])
+        if self.gradient is not None:
+            self.gradient = self.gradient[chosen]
+        return self
+
+    @cached_property
+    def low_pass(self) -> np.ndarray:
+        """The density's low degrees on the sampling grid (signed)."""
+        s = self.sampling
+        return self.expansion.transform(s.nlat, s.lmax).synthesis(self.expansion.coefficients(s.lmax))
+
+    def _moments(self, factors: np.ndarray) -> np.ndarray:
+        """Coefficients up to the sampling degree of factor * rho for factors on the sampling grid."""
+        return self.analysis(factors * self.low_pass)
+
+    def analysis(self, values: np.ndarray) -> np.ndarray:
+        """Coefficients up to the sampling degree of values at the sampling nodes."""
+        return self.expansion.transform(self.sampling.nlat, self.sampling.degree).analysis(values)
+
+    def synthesis(self, coefficients: np.ndarray, nlat: int) -> np.ndarray:
+        """Values on a Gauss grid of coefficients up to the sampling degree."""
+        return self.expansion.transform(nlat, self.sampling.degree).synthesis(coefficients)
+
+    @cached_property
+    def coefficients(self) -> np.ndarray:
+        """m_lm, shape (k, nlm)."""
+        return self.analysis(self.values)
+
+    @cached_property
+    def gradient_coefficients(self) -> np.ndarray:
+        """Coefficients of the components of grad M(B_k^T x), shape (k, 3, nlm)."""
+        return self.analysis(self.gradient)
+
+    def directional_integrals(self, direction: np.ndarray) -> np.ndarray:
+        """See `MobilitySet.directional_integrals`."""
+        along = self.sampling.grid.points @ direction[:, None]  # (k, nlat, nlon, 3): direction^T x
+        integrand = np.einsum("kijc,kcij->kij", along, self.gradient)
+        return self.sampling.grid.integrate(integrand * self.low_pass)
+
+    def squared_overlap_integrals(self) -> np.ndarray:
+        """See `MobilitySet.squared_overlap_integrals`."""
+        s = self.sampling
+        pairs = np.array([s.grid.points[..., i] * s.grid.points[..., j] for i, j in PRODUCT_PAIRS])
+        plus, minus = evaluate_expansion(self._xi, self._moments(pairs), s.degree, self.degree)
+        twice = np.array([1.0 if i == j else 2.0 for i, j in PRODUCT_PAIRS])
+        second = np.einsum("p,pij,pkij->kij", twice, pairs, s.whole(plus * self._scale, minus * self._scale))
+        return s.grid.integrate((self.values + second) * self.low_pass)
+
+
 class MobilitySet:
     r"""Mobilities m_k(x) = M(B_k^T x) of one density for matrices B_k (K, 3, 3).
 
@@ -140,78 +242,29 @@ class MobilitySet:
     expansion : DensityExpansion
     matrices : ndarray, shape (K, 3, 3)
     gradient : bool
-        Whether grad M will be asked for too (`mean_on`, `directional_integral`).
+        Whether grad M will be asked for too (`mean_on`, `directional_integrals`).
     """
 
     def __init__(self, expansion: DensityExpansion, matrices: np.ndarray, gradient: bool = False):
         self.expansion, self.matrices = expansion, matrices
         self.radius = np.linalg.norm(matrices, ord=2, axis=(1, 2))
-        tolerance, nlat = expansion.tolerance, expansion.grid.nlat
-        floor = math.log(tolerance) - self.radius * np.linalg.norm(expansion.mean)  # Jensen: M(xi) >= exp(xi . mean)
+        floor = math.log(expansion.tolerance) - self.radius * np.linalg.norm(
+            expansion.mean
+        )  # Jensen: M(xi) >= exp(xi . mean)
         self.degree = np.array([expansion_degree(*pair) for pair in zip(self.radius, floor, strict=True)])
-        self.expanded = np.flatnonzero(4 * (self.degree + 3) <= 3 * nlat)
-        self.pointwise = np.flatnonzero(4 * (self.degree + 3) > 3 * nlat)
-        self.values = self.gradient = None
         self._pointwise: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        if self.expanded.size:
-            degree = max(int(self.degree[self.expanded].max()), 4)
-            self.sampling = sampling_grid(degree + degree % 2)
-            self._sample(gradient)
-
-    @cached_property
-    def _low_pass(self) -> np.ndarray:
-        """The density's low degrees on the sampling grid (signed)."""
-        s = self.sampling
-        return self.expansion.transform(s.nlat, s.lmax).synthesis(self.expansion.coefficients(s.lmax))
-
-    def _moments(self, factors: np.ndarray) -> np.ndarray:
-        """Coefficients up to the sampling degree of factor * rho for factors on the sampling grid."""
-        s = self.sampling
-        return self.expansion.transform(s.nlat, s.degree).analysis(factors * self._low_pass)
-
-    def _sample(self, gradient: bool) -> None:
-        """M (and grad M) at the sampling nodes; matrices whose values come out too inaccurate become pointwise."""
-        s = self.sampling
-        sets = change_degree(self.expansion.coefficients(s.lmax), s.lmax, s.degree)[None]
-        if gradient:
-            sets = np.concatenate([sets, self._moments(np.moveaxis(s.grid.points, -1, 0))])
-        plus, minus = self._sum(sets)
-        radius = self._sampling_radius
-        tolerance, epsilon = self.expansion.tolerance, EPSILON_GROWTH * np.finfo(float).eps
-        accurate = np.minimum(plus[0], minus[0]).min(axis=-1, initial=1.0)
-        scale = np.exp(np.minimum(radius, 700.0))
-        plus, minus = plus * scale, minus * scale
-        smallest = np.minimum(plus[0], minus[0]).min(axis=-1)
-        largest = np.maximum(plus[0], minus[0]).max(axis=-1)
-        good = expansion_is_accurate(accurate, tolerance) & (smallest * tolerance > epsilon * largest)
-        if not good.all():
-            self.pointwise = np.sort(np.concatenate([self.pointwise, self.expanded[~good]]))
-            self.expanded = self.expanded[good]
-            plus, minus = plus[:, good], minus[:, good]
-        whole = s.whole(plus, minus)
-        self.values = whole[0]
-        self.gradient = np.moveaxis(whole[1:], 0, 1) if gradient else None
-
-    @property
-    def _sampling_radius(self) -> np.ndarray:
-        """|xi| at the northern sampling nodes for the matrices that are expanded (their number falls while sampling)."""
-        return np.linalg.norm(self.sampling.north @ self.matrices[self.expanded], axis=-1)
-
-    def _sum(self, sets):
-        s = self.sampling
-        xi = s.north @ self.matrices[self.expanded]
-        return evaluate_expansion(xi, sets, s.degree, self.degree[self.expanded])
-
-    @cached_property
-    def coefficients(self) -> np.ndarray:
-        """m_lm of the expanded matrices, (len(expanded), nlm) up to the sampling degree."""
-        s = self.sampling
-        return self.expansion.transform(s.nlat, s.degree).analysis(self.values)
-
-    @cached_property
-    def _gradient_coefficients(self) -> np.ndarray:
-        s = self.sampling
-        return self.expansion.transform(s.nlat, s.degree).analysis(self.gradient)
+        expandable = 4 * (self.degree + 3) <= 3 * expansion.grid.nlat
+        self.groups, refused = [], [np.flatnonzero(~expandable)]
+        bucket = -(-self.degree // DEGREE_BUCKET)
+        for number in np.unique(bucket[expandable]):
+            index = np.flatnonzero(expandable & (bucket == number))
+            group = ExpandedGroup(expansion, index, matrices[index], self.degree[index], gradient)
+            if not group.accurate.all():
+                refused.append(index[~group.accurate])
+                group.keep(group.accurate)
+            if group.index.size:
+                self.groups.append(group)
+        self.pointwise = np.sort(np.concatenate(refused))
 
     def _pointwise_on(self, nlat: int) -> tuple[np.ndarray, np.ndarray]:
         """log m (K', nlat, nlon) and mean (K', 3, nlat, nlon) of the pointwise matrices on a Gauss grid."""
@@ -233,49 +286,80 @@ class MobilitySet:
 
     def smallest_grid(self) -> int:
         """Fewest latitudes on which all expanded mobilities can be synthesised."""
-        return self.sampling.degree + 1 if self.expanded.size else 0
+        return max((group.sampling.degree + 1 for group in self.groups), default=0)
 
     def log_on(self, nlat: int) -> np.ndarray:
         """log m_k on the Gauss grid with `nlat` latitudes, shape (K, nlat, 2 nlat)."""
         out = np.empty((len(self.matrices), nlat, 2 * nlat))
-        if self.expanded.size:
-            out[self.expanded] = np.log(self._synthesis(nlat, self.coefficients))
+        for group in self.groups:
+            out[group.index] = np.log(group.synthesis(group.coefficients, nlat))
         if self.pointwise.size:
             out[self.pointwise] = self._pointwise_on(nlat)[0]
+        return out
+
+    def weighted_log_on(self, weight: np.ndarray, nlat: int) -> np.ndarray:
+        """sum_k weight_k log m_k on a Gauss grid, shape (nlat, 2 nlat).
+
+        Mobilities of equal weight are multiplied before the logarithm is taken, a few at a time, so that the product neither
+        overflows nor underflows: |log m_k| <= |B_k|.
+        """
+        out = np.zeros((nlat, 2 * nlat))
+        for group in self.groups:
+            values = group.synthesis(group.coefficients, nlat)
+            order = np.lexsort((self.radius[group.index], weight[group.index]))
+            product, budget, current = None, 0.0, None
+            for k in order:
+                w, radius = weight[group.index[k]], self.radius[group.index[k]]
+                if product is not None and (w != current or budget + radius > LARGEST_PRODUCT):
+                    out += current * np.log(product)
+                    product = None
+                if product is None:
+                    product, budget, current = values[k].copy(), radius, w
+                else:
+                    product *= values[k]
+                    budget += radius
+            out += current * np.log(product)
+        if self.pointwise.size:
+            out += np.tensordot(weight[self.pointwise], self._pointwise_on(nlat)[0], 1)
         return out
 
     def mean_on(self, nlat: int) -> np.ndarray:
         """Softmax mean grad M / M of each matrix on a Gauss grid, shape (K, 3, nlat, 2 nlat)."""
         out = np.empty((len(self.matrices), 3, nlat, 2 * nlat))
-        if self.expanded.size:
-            out[self.expanded] = self._synthesis(nlat, self._gradient_coefficients)
-            out[self.expanded] /= self._synthesis(nlat, self.coefficients)[:, None]
+        for group in self.groups:
+            out[group.index] = group.synthesis(group.gradient_coefficients, nlat)
+            out[group.index] /= group.synthesis(group.coefficients, nlat)[:, None]
         if self.pointwise.size:
             out[self.pointwise] = self._pointwise_on(nlat)[1]
         return out
 
-    def _synthesis(self, nlat, coefficients):
-        return self.expansion.transform(nlat, self.sampling.degree).synthesis(coefficients)
-
     @property
     def lmax(self) -> int:
-        """Degree to which weighted sums of the mobilities are represented."""
-        return self.expansion.grid.nlat - 1 if self.pointwise.size else self.sampling.degree
+        """Degree to which weighted sums of the expanded mobilities are represented."""
+        return max((group.sampling.degree for group in self.groups), default=4)
 
     def weighted_sum(self, weight: np.ndarray) -> np.ndarray:
-        """Coefficients of sum_k weight_k m_k up to degree `self.lmax`."""
+        """Coefficients up to degree `self.lmax` of sum_k weight_k m_k over the expanded matrices."""
         out = np.zeros((self.lmax + 1) * (self.lmax + 2) // 2, complex)
-        if self.expanded.size:
-            s = self.sampling
-            values = np.tensordot(weight[self.expanded], self.values, 1)
-            low = self.expansion.transform(s.nlat, s.degree).analysis(values)
-            out += change_degree(low, s.degree, self.lmax)
-        if self.pointwise.size:
-            nlat = self.expansion.grid.nlat
-            with np.errstate(over="ignore"):
-                values = np.tensordot(weight[self.pointwise], np.exp(self._pointwise_on(nlat)[0]), 1)
-            out += self.expansion.transform(nlat, nlat - 1).analysis(values)
+        for group in self.groups:
+            values = np.tensordot(weight[group.index], group.values, 1)
+            out += change_degree(group.analysis(values), group.sampling.degree, self.lmax)
         return out
+
+    def pointwise_sum(self, weight: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """sum_k weight_k m_k over the other matrices at the nodes of the density, and its gradient in R^3.
+
+        Not as coefficients: these mobilities may span more decades than the digits of a coefficient.
+
+        Returns
+        -------
+        values : ndarray, shape (nlat, nlon)
+        gradient : ndarray, shape (3, nlat, nlon)
+        """
+        log_values, mean = self._pointwise_on(self.expansion.grid.nlat)
+        with np.errstate(over="ignore", invalid="ignore"):
+            share = weight[self.pointwise, None, None] * np.exp(log_values)
+            return share.sum(axis=0), np.einsum("kij,kcd,kdij->cij", share, self.matrices[self.pointwise], mean)
 
     def directional_integrals(self, direction: np.ndarray) -> np.ndarray:
         r"""int rho(x) d/dB m_k(x) : direction_k dx = \int\int x . direction_k y exp(x . B_k y) rho rho, shape (K,).
@@ -283,11 +367,8 @@ class MobilitySet:
         Twice the derivative of head k's energy along `direction` (K, 3, 3).
         """
         out = np.empty(len(self.matrices))
-        if self.expanded.size:
-            s = self.sampling
-            along = s.grid.points @ direction[self.expanded][:, None]  # (k, nlat, nlon, 3): direction^T x
-            integrand = np.einsum("kijc,kcij->kij", along, self.gradient)
-            out[self.expanded] = s.grid.integrate(integrand * self._low_pass)
+        for group in self.groups:
+            out[group.index] = group.directional_integrals(direction[group.index])
         if self.pointwise.size:
             grid = self.expansion.grid
             log_values, mean = self._pointwise_on(grid.nlat)
@@ -300,16 +381,10 @@ class MobilitySet:
     def squared_overlap_integrals(self) -> np.ndarray:
         r"""\int\int (1 + (x . y)^2) exp(x . B_k y) rho(x) rho(y) dx dy, shape (K,): the Ito rate's integral."""
         out = np.empty(len(self.matrices))
-        if self.expanded.size:
-            s = self.sampling
-            pairs = np.array([s.grid.points[..., i] * s.grid.points[..., j] for i, j in PRODUCT_PAIRS])
-            plus, minus = self._sum(self._moments(pairs))
-            scale = np.exp(self._sampling_radius)
-            twice = np.array([1.0 if i == j else 2.0 for i, j in PRODUCT_PAIRS])
-            second = np.einsum("p,pij,pkij->kij", twice, pairs, s.whole(plus * scale, minus * scale))
-            out[self.expanded] = s.grid.integrate((self.values + second) * self._low_pass)
-        if self.pointwise.size:
-            out[self.pointwise] = [self._squared_overlap_direct(k) for k in self.pointwise]
+        for group in self.groups:
+            out[group.index] = group.squared_overlap_integrals()
+        for k in self.pointwise:
+            out[k] = self._squared_overlap_direct(k)
         return out
 
     def _squared_overlap_direct(self, k, rows=64):

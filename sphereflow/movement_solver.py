@@ -1,9 +1,9 @@
 """A run by minimising movements: the state, the choice of the step's length, the ledger.
 
-Steps end on record times and need no other: of the weight path a step sees its end alone, and the work of the weights is the
-jump of the energy from the old weights to the new ones. After it the energy changes by the movement, whose cost W^2/(2 tau)
-stands for half the integral of G^2; the ledger's integral of P = -s G^2 is -s times twice the cost, and `edi_residual` what the
-first order of the scheme adds to it.
+Steps end on record times and need no other: of the weight path a step sees its end alone, and the work of the weights
+is the jump of the energy from the old weights to the new ones. After it the energy changes by the movement, whose cost
+W^2/(2 tau) stands for half the integral of G^2; the ledger's integral of P = -s G^2 is -s times twice the cost, and
+`edi_residual` what the first order of the scheme adds to it.
 """
 
 from dataclasses import dataclass, field
@@ -95,7 +95,9 @@ class MovementSolver:
     _spectrum: KernelSpectrum | None = field(default=None, repr=False)
 
     def __post_init__(self):
-        self.density = np.array(self.density, dtype=float)
+        density = np.maximum(self.density, 0.0)  # other solvers may leave negative values of the size of rounding
+        integrate = self.operator.grid.integrate
+        self.density = density * (integrate(self.density) / integrate(density))
         if self.suggestion is None:
             self.suggestion = self.tau
         if self.energy is None:
@@ -155,7 +157,13 @@ class MovementSolver:
         graph = cell_graph(operator.grid)
         conductance = graph.conductance(operator(self.density, heads).effective_mobility)
         problem = DualProblem(
-            graph, conductance, self.density, tau, self._spectrum_of(heads), operator.direction, self.settings.inner_steps
+            graph,
+            conductance,
+            self.density,
+            tau,
+            self._spectrum_of(heads),
+            operator.direction,
+            self.settings.inner_steps,
         )
         return minimise(problem, self.settings)
 
@@ -163,8 +171,8 @@ class MovementSolver:
         """Halve the step after a failure, or give up."""
         if tau <= SHORTEST * self.tau:
             raise ConvergenceError(
-                f"the minimising movement of step {self.step + 1} at t = {self.t:.6g} could not be solved, not even with a "
-                f"length of {tau:.3g}: {error}; if the residuals stay near rounding, solver.newton_tolerance = "
+                f"the minimising movement of step {self.step + 1} at t = {self.t:.6g} could not be solved, not even "
+                f"with a length of {tau:.3g}: {error}; if the residuals stay near rounding, solver.newton_tolerance = "
                 f"{self.settings.tolerance:g} is too small, if they still fall, allow more than solver.newton_limit = "
                 f"{self.settings.limit}; else try a smaller solver.tau or a finer grid"
             ) from error

@@ -36,8 +36,8 @@ class Transport:
     ----------
     grid : GaussGrid
     reconstruction : {"ppm", "upwind", "two-point"}
-        Piecewise parabolas; constant cells (first order, upwind); or the latter without merged cells, for face velocities from
-        two-point differences: the scheme that minimising movements tend to as their step goes to zero.
+        Piecewise parabolas; constant cells (first order, upwind); or the latter without merged cells, for face velocities
+        from two-point differences: the scheme that minimising movements tend to as their step goes to zero.
     diffusion : float
         kappa >= 0.
     """
@@ -127,8 +127,8 @@ class Transport:
     def step_bound(self, east: np.ndarray, south: np.ndarray, cfl: float) -> float:
         """Largest stable time step: cfl pi/nlat / max|v| and the diffusive bound, added as rates.
 
-        The speed is the largest normal speed through any face; infinite if nothing moves. Where no cells are merged the bound
-        is cfl over the largest share of its content that a cell loses per unit time.
+        The speed is the largest normal speed through any face; infinite if nothing moves. For "two-point" the bound is cfl
+        over the largest share of its content that a cell loses per unit time.
         """
         if self.reconstruction == "two-point":
             rate = self._largest_outflow(east, south) / cfl

@@ -301,7 +301,7 @@ BAD_VALUES = [
      "solver.error_tolerance: 0.001 is not allowed together with solver.dt = 0.1; one of the two must be removed: dt "
      "fixes the step, cfl and error_tolerance control it"),
     ("solver", {"t_end": 1, "reconstruction": "muscl"},
-     'solver.reconstruction: "muscl" is not allowed; must be one of ppm, upwind'),
+     'solver.reconstruction: "muscl" is not allowed; must be one of ppm, upwind, two-point'),
     ("solver", [], "solver: [] is not allowed; must be a table: [solver]"),
     # [output]
     ("output", {"every": 3.0}, "output.every: 3.0 is not allowed; must be <= solver.t_end = 2.0"),

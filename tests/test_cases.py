@@ -98,8 +98,10 @@ def test_table_of_weights_is_what_its_script_makes():
 @pytest.mark.slow
 def test_two_clusters_on_the_equator_and_on_the_poles(result):
     equator, poles = result("two_clusters"), result("rotated")
-    for name, scale in (("energy", 1.0), ("dissipation", 5.0), ("metric_speed_squared", 5.0)):
-        np.testing.assert_allclose(equator[name], poles[name], atol=2e-3 * scale)
+    for name in ("energy", "dissipation", "metric_speed_squared"):
+        wide = slice(0, 0.5)
+        np.testing.assert_allclose(equator[name].sel(t=wide), poles[name].sel(t=wide), rtol=1e-3)
+    np.testing.assert_allclose(equator.energy, poles.energy, rtol=5e-3)
     assert equator.cluster_count[-1] == poles.cluster_count[-1] == 2
     p = (1 + float(equator.mean_x[-1])) / 2  # two points on the x axis
     of_two_points = (p**2 + (1 - p) ** 2) * np.exp(3) / 2 + p * (1 - p) * np.exp(-3)

@@ -38,17 +38,17 @@ def problem_of(grid, logits, direction, tau, density=None, inner_steps=1, tolera
     graph = cell_graph(grid)
     spectrum = KernelSpectrum(grid, logits, np.full(len(logits), 1 / len(logits)), tolerance, "ducc0")
     density = smooth_density(grid) if density is None else density
-    return DualProblem(
-        graph, graph.conductance(smooth_mobility(grid)), density, tau, spectrum, direction, inner_steps
-    )
+    return DualProblem(graph, graph.conductance(smooth_mobility(grid)), density, tau, spectrum, direction, inner_steps)
 
 
 def random_dual_point(problem, seed=1, size=0.1):
     start = problem.root * problem.start
-    return start + size * np.linalg.norm(start) * np.random.default_rng(seed).normal(size=start.size) * (problem.root > 0)
+    return start + size * np.linalg.norm(start) * np.random.default_rng(seed).normal(size=start.size) * (
+        problem.root > 0
+    )
 
 
-# ------------------------------------------------------------------------------------------------------ one-pass loops
+# ------------------------------------------------------------------------------------------------------- one-pass loops
 def marched(problem, data):
     graph, n = problem.graph, data.size
     phi, order, rate, diagonal = np.empty(n), np.empty(n, np.int64), np.empty((n, 4)), np.empty(n)
@@ -109,7 +109,7 @@ def test_conductances_are_those_of_the_faces_and_zero_across_the_poles():
     )
 
 
-# ------------------------------------------------------------------------------------------------- the kernel's spectrum
+# ------------------------------------------------------------------------------------------------ the kernel's spectrum
 @pytest.mark.parametrize("symmetrise", [True, False])
 def test_spectrum_has_the_energy_and_first_variation_of_the_double_sum(symmetrise):
     grid = GaussGrid(24)
@@ -136,6 +136,19 @@ def test_field_is_the_adjoint_of_coordinates_so_that_the_first_variation_is_the_
     exact = grid.integrate(spectrum.first_variation(spectrum.coordinates(rough)) * change)
     plus, minus = (spectrum.energy(spectrum.coordinates(rough + h * change)) for h in (0.5, -0.5))
     assert plus - minus == pytest.approx(exact, rel=1e-11)  # a central difference is exact for a quadratic
+
+
+@pytest.mark.parametrize("tolerance", [1e-4, 1e-8])
+@pytest.mark.parametrize("eigenvalue", [[3.0, 1.0, 0.5], [3.0, 1.0, -4.0], [-4.0, -4.0, -4.0]])
+def test_energy_of_one_cell_is_right_to_the_tolerance(eigenvalue, tolerance):
+    """Where the kernel is smallest: a point mass has E = exp(x.Ax)/2, exp(-4)/2 here against exp(4) elsewhere."""
+    grid, matrix = GaussGrid(32), np.diag(eigenvalue)
+    spectrum = KernelSpectrum(grid, matrix[None], np.ones(1), tolerance, "ducc0")
+    for i, j in ((0, 0), (7, 10), (15, 3)):
+        density = np.zeros(grid.shape)
+        density[i, j] = 1 / grid.cell_area[i]
+        exact = 0.5 * np.exp(grid.points[i, j] @ matrix @ grid.points[i, j])
+        assert spectrum.energy(spectrum.coordinates(density)) == pytest.approx(exact, rel=tolerance)
 
 
 def test_real_coordinates_are_orthonormal():
@@ -172,11 +185,13 @@ def test_kernel_is_positive_semi_definite_iff_the_matrix_is(eigenvalue, definite
 
 
 def test_kernel_narrower_than_the_grid_is_refused_with_the_way_out():
-    with pytest.raises(NumericalError, match=r"norm 9 .* degree \d+ .* 16 latitudes go up to 15; use a larger grid.nlat"):
+    with pytest.raises(
+        NumericalError, match=r"norm 9 .* degree \d+ .* 16 latitudes go up to 15; use a larger grid.nlat"
+    ):
         KernelSpectrum(GaussGrid(16), 9 * np.eye(3)[None], np.ones(1), 1e-10, "ducc0")
 
 
-# ------------------------------------------------------------------------------------------------------ the dual problem
+# ----------------------------------------------------------------------------------------------------- the dual problem
 @pytest.mark.parametrize("inner_steps", [1, 3])
 def test_gradient_and_curvature_of_the_dual_are_derivatives(inner_steps):
     problem = problem_of(GaussGrid(12), symmetric(2, 2), -1, 0.7, inner_steps=inner_steps, tolerance=1e-5)
@@ -211,7 +226,9 @@ def test_solution_satisfies_both_equations_everywhere():
     level = problem.evaluate(problem.root * problem.spectrum.coordinates(movement.density)).levels[0]
     phi, rho, area, c = level.phi, movement.density.ravel(), problem.graph.area, problem.scaled
     drop = phi[:, None] - phi[problem.graph.neighbour]
-    outflow = np.sum(c * (rho[:, None] * np.maximum(drop, 0) - rho[problem.graph.neighbour] * np.maximum(-drop, 0)), axis=1)
+    outflow = np.sum(
+        c * (rho[:, None] * np.maximum(drop, 0) - rho[problem.graph.neighbour] * np.maximum(-drop, 0)), axis=1
+    )
     assert np.abs(area * rho - problem.mass + outflow).max() <= 1e-11 * problem.mass.max()
     z = problem.spectrum.coordinates(movement.density)
     gradient = problem.spectrum.field(np.where(problem.implicit, problem.sign * z, problem.sign * problem.start))
@@ -223,8 +240,8 @@ def test_solution_satisfies_both_equations_everywhere():
 class RateObjective:
     """The primal objective of a step as a function of the outflow rates g >= 0 through each face in each direction.
 
-    Any rates lead to a density, P(g) rho = a rho^n; energy plus 1/2 sum rho g^2 / c is minimised over them. Nothing but the
-    graph is shared with the package: the kernel is written out and P is factorised. The unknowns are g / sqrt(c).
+    Any rates lead to a density, P(g) rho = a rho^n; energy plus 1/2 sum rho g^2 / c is minimised over them. Nothing but
+    the graph is shared with the package: the kernel is written out and P is factorised. The unknowns are g / sqrt(c).
     """
 
     def __init__(self, problem):
@@ -283,9 +300,9 @@ def test_no_general_purpose_optimiser_finds_less(nlat, direction, eigenvalue, ta
     assert found.fun - value < 1e-9 * (at_rest - value)
 
 
-# ------------------------------------------------------------------------------------------------ the discrete inequality
+# ---------------------------------------------------------------------------------------------- the discrete inequality
 def check_step(problem, movement):
-    """Sign, mass and inequality; returns the slack that testing the equations with rho^n guarantees."""
+    """Sign, mass, and the inequality up to the duality gap and rounding."""
     assert movement.density.min() >= 0
     assert movement.density.ravel() @ problem.graph.area == pytest.approx(problem.mass.sum(), rel=1e-13)
     rounding = EQUATION_SCALE * problem.scale**2

@@ -166,23 +166,23 @@ def _movement_has_an_energy(given):
     kind = 'with solver.kind = "minimizing-movement"'
     if velocity == "unnormalized":
         yield ("model", "velocity"), (
-            f'"unnormalized" is not allowed {kind}; must be "gradient-flow": distances are measured in the metric weighted '
-            "with the effective mobility"
+            f'"unnormalized" is not allowed {kind}; must be "gradient-flow": distances are measured in the metric '
+            "weighted with the effective mobility"
         )
     if velocity == "attention" and count is not None and count > 1:
         yield ("model", "velocity"), (
-            f'"attention" is not allowed {kind} and {count} heads; must be "gradient-flow": the softmax attention of several '
-            "heads is not the gradient flow of their energy; for one head the two are the same"
+            f'"attention" is not allowed {kind} and {count} heads; must be "gradient-flow": the softmax attention of '
+            "several heads is not the gradient flow of their energy; for one head the two are the same"
         )
     if velocity == "attention" and values not in (None, "logits"):
         yield ("heads", "values"), (
-            f'{show(values)} is not allowed {kind}; must be "logits": heads with value matrices of their own follow no energy '
-            "that a step could minimise"
+            f'{show(values)} is not allowed {kind}; must be "logits": heads with value matrices of their own follow '
+            "no energy that a step could minimise"
         )
     if given("model", "diffusion"):
         yield ("model", "diffusion"), (
-            f'{show(given("model", "diffusion"))} is not allowed {kind}; must be 0: the Laplacian is no part of the gradient '
-            "flow in the metric weighted with the effective mobility"
+            f"{show(given('model', 'diffusion'))} is not allowed {kind}; must be 0: the Laplacian is no part of the "
+            "gradient flow in the metric weighted with the effective mobility"
         )
 
 

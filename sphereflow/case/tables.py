@@ -282,15 +282,15 @@ class FiniteVolumeSolver(Table):
     dt: Positive | None = Field(None, description="Fixed time step, > 0. Default (None): the step is controlled.")
     reconstruction: Literal["ppm", "upwind", "two-point"] = Field(
         "ppm",
-        description="Reconstruction in the cells: piecewise parabolic (ppm), constant, first order (upwind), or the latter "
-        "with two-point gradients and without merged polar cells, as minimising movements have it (two-point).",
+        description="Reconstruction in the cells: piecewise parabolic (ppm), constant, first order (upwind), or the "
+        "latter with two-point gradients and without merged polar cells, as minimising movements have it (two-point).",
     )
 
 
 class MovementSolver(Table):
-    """``[solver]``: minimising movements, each step a minimum of distance squared over twice the step plus energy."""
+    """``[solver]``: minimising movements, each step a minimum of squared distance over twice the step, plus energy."""
 
-    kind: Literal["minimizing-movement"] = Field("minimizing-movement", description="Minimising movements (JKO scheme).")
+    kind: Literal["minimizing-movement"] = Field("minimizing-movement", description="Minimising movements (JKO).")
     t_end: Positive = Field(description="Flow time at which the run ends, > 0.")
     tau: Positive = Field(0.01, description="Step, > 0; shortened so that steps end on records, or where one fails.")
     inner_steps: Count = Field(

@@ -1,8 +1,9 @@
 r"""Measures on the sphere as points with masses, and their distances.
 
-Wasserstein distances have the geodesic cost d(x, y) = angle between x and y and are exact (linear programme) for measures on
-few points. Larger ones are coarsened first: every point goes to the nearest of some fixed sites, and the mass of a site is
-put at its centroid. That moves mass by known distances, which bounds the error by the triangle inequality:
+Wasserstein distances have the geodesic cost d(x, y) = angle between x and y and are exact (linear programme) for
+measures on few points. Larger ones are coarsened first: every point goes to the nearest of some fixed sites, and the
+mass of a site is put at its centroid. That moves mass by known distances, which bounds the error by the triangle
+inequality:
 
     |W_p(mu, nu) - W_p(mu_c, nu_c)| <= (sum_i m_i d(x_i, c_i)^p)^(1/p), added up over both measures.
 """

@@ -1,7 +1,7 @@
 r"""The cells of a Gauss grid as a graph, with the conductances of its faces.
 
-T_KL = l / (d b) for the face between cells K and L: l its length, d the distance of the nodes (along the ring, or along the
-meridian) and b the effective mobility there, the logarithmic mean of the two nodes' values.
+T_KL = l / (d b) for the face between cells K and L: l its length, d the distance of the nodes (along the ring, or
+along the meridian) and b the effective mobility there, the logarithmic mean of the two nodes' values.
 """
 
 from dataclasses import dataclass

@@ -1,16 +1,17 @@
 """Compiled loops of the movement step: one pass over the cells each, in the order in which mass runs downhill.
 
-The cells are a graph: `neighbour` (N, 4) and `conductance` (N, 4), which is symmetric (the same number seen from both cells;
-0, and any index, where there is no neighbour). A potential phi orients it. All matrices of the step couple a cell to its
-lower (or higher) neighbours only, so that in the order of phi they are triangular and a solve is a substitution:
+The cells are a graph: `neighbour` (N, 4) and `conductance` (N, 4), which is symmetric (the same number seen from both
+cells; 0, and any index, where there is no neighbour). A potential phi orients it. All matrices of the step couple a
+cell to its lower (or higher) neighbours only, so that in the order of phi they are triangular and a solve is a
+substitution:
 
 * `march` finds phi itself, smallest value first (Dijkstra's order; Sethian's fast marching);
 * `downhill` solves P x = r, a cell's x depending on those of its higher neighbours;
 * `uphill` solves P^T x = r, on those of its lower neighbours;
 
-with P_KK = a_K + sum_L (g_KL)^+, P_KL = -(g_LK)^+, and g_KL = c_KL (phi_K - phi_L) the outflow per unit of density through a
-face. Only sums, products and quotients of non-negative numbers occur in `downhill` and `uphill`, so a non-negative r gives a
-non-negative x in floating point too, to a few units of rounding in every cell.
+with P_KK = a_K + sum_L (g_KL)^+, P_KL = -(g_LK)^+, and g_KL = c_KL (phi_K - phi_L) the outflow per unit of density
+through a face. Only sums, products and quotients of non-negative numbers occur in `downhill` and `uphill`, so a
+non-negative r gives a non-negative x in floating point too, to a few units of rounding in every cell.
 """
 
 import math
@@ -23,8 +24,8 @@ import numpy as np
 def march(data, neighbour, conductance, area, phi, order):
     """Solve a_K phi_K + 1/2 sum_L c_KL ((phi_K - phi_L)^+)^2 = a_K data_K for phi, exactly and in one pass.
 
-    The value of a cell depends on smaller values alone and is larger than those it depends on. So the smallest tentative
-    value is always final; settling it can only lower its neighbours', never below itself.
+    The value of a cell depends on smaller values alone and is larger than those it depends on. So the smallest
+    tentative value is always final; settling it can only lower its neighbours', never below itself.
 
     Parameters
     ----------

@@ -1,17 +1,18 @@
 r"""The interaction kernel as a matrix of low rank, split into its positive and its negative part.
 
-The kernel of the energy, k(x, y) = sum_h w_h (exp(x . A_h y) + exp(x . A_h^T y)) / 2, is band-limited to a degree L that
-depends on |A| and a tolerance alone. In real orthonormal harmonics up to L it is a symmetric matrix
+The kernel of the energy, k(x, y) = sum_h w_h (exp(x . A_h y) + exp(x . A_h^T y)) / 2, is band-limited to a degree L
+that depends on |A| and a tolerance alone. In real orthonormal harmonics up to L it is a symmetric matrix
 
     C = \int\int Y(x) k(x, y) Y(y)^T dx dy = V diag(lambda) V^T,
 
-two blocks in fact, of even and of odd degrees, because k(-x, -y) = k(x, y). On a grid with cell masses a rho everything follows
-from the coordinates z = V^T (analysis of rho up to degree L):
+two blocks in fact, of even and of odd degrees, because k(-x, -y) = k(x, y). On a grid with cell masses a rho
+everything follows from the coordinates z = V^T (analysis of rho up to degree L):
 
     E = 1/2 sum lambda z^2,    xi = synthesis of V (lambda z),
 
-and since analysis and synthesis on a Gauss grid are adjoint to each other, xi is the exact gradient of that E, whatever the
-density. The signs of lambda are the signs of the kernel. For one symmetric matrix A = A+ - A- they are known in closed form,
+and since analysis and synthesis on a Gauss grid are adjoint to each other, xi is the exact gradient of that E,
+whatever the density. The signs of lambda are the signs of the kernel. For one symmetric matrix A = A+ - A- they are
+known in closed form,
 
     exp(x . A y) = exp(x . A+ y) cosh(x . A- y) - exp(x . A+ y) sinh(x . A- y),
 
@@ -77,16 +78,16 @@ def resolved_degree(nlat: int, logits: np.ndarray, weight: np.ndarray, tolerance
     if degree > room:
         size = np.linalg.norm(logits, ord=2, axis=(1, 2)).max()
         raise NumericalError(
-            f"the kernel of heads of norm {size:.3g} needs harmonics up to degree {degree} at model.tolerance = {tolerance:g}, "
-            f"but minimising movements on {nlat} latitudes go up to {room}; use a larger grid.nlat (up to "
-            f'{HIGHEST_DEGREE + 2}), a larger model.tolerance, smaller heads, or solver.kind = "finite-volume"'
+            f"the kernel of heads of norm {size:.3g} needs harmonics up to degree {degree} at model.tolerance = "
+            f"{tolerance:g}, but minimising movements on {nlat} latitudes go up to {room}; use a larger grid.nlat (up "
+            f'to {HIGHEST_DEGREE + 2}), a larger model.tolerance, smaller heads, or solver.kind = "finite-volume"'
         )
     return degree
 
 
 @lru_cache(maxsize=4)
 def _weighted_harmonics(degree: int) -> tuple[tuple[np.ndarray, np.ndarray], ...]:
-    """For even and odd degrees: positions among the real coordinates, and Y times quadrature weight at the northern nodes."""
+    """For even and odd degrees: places among the coordinates, and Y times quadrature weight at the northern nodes."""
     sampling = sampling_grid(degree)
     unit = complex_coefficients(np.eye((degree + 1) ** 2), degree)
     values = get_transform(sampling.nlat, degree, "ducc0").synthesis(unit)  # (coordinates, nlat, nlon)
@@ -96,7 +97,7 @@ def _weighted_harmonics(degree: int) -> tuple[tuple[np.ndarray, np.ndarray], ...
 
 
 def kernel_blocks(logits: np.ndarray, weight: np.ndarray, degree: int) -> list[tuple[np.ndarray, np.ndarray]]:
-    """The matrix C by quadrature on the sampling grid: positions and block for the even and for the odd degrees."""
+    """The matrix C by quadrature on the sampling grid: places and block, for the even and for the odd degrees."""
     north = sampling_grid(degree).north
     same, opposite = np.zeros((2, len(north), len(north)))  # k(x, y) and k(x, -y)
     for w, matrix in zip(weight, logits, strict=True):

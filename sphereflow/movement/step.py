@@ -1,4 +1,4 @@
-"""One minimising movement: the dual problem of the step and Newton's method for it. The formulas are in the package's docstring."""
+"""One minimising movement: the dual problem of a step, (6) and (7) of the package's docstring, and Newton's method."""
 
 import math
 from dataclasses import dataclass, field
@@ -23,7 +23,8 @@ class StepSettings:
     Attributes
     ----------
     tolerance : float
-        Of the optimality residual in the energy norm, relative to that of the density; its square bounds the duality gap.
+        Of the optimality residual in the energy norm, relative to that of the density; its square bounds the duality
+        gap.
     limit : int
         Newton iterations after which the step has failed.
     inner_steps : int
@@ -183,13 +184,17 @@ def minimise(problem: DualProblem, settings: StepSettings) -> Movement:
     Raises
     ------
     ConvergenceError
-        If the residual is above the tolerance after the allowed number of iterations; the message holds its history.
+        If the residual is not below the tolerance after the allowed number of iterations; the message has its history.
     """
     state = problem.evaluate(problem.root * problem.start)
     residuals = [state.residual / problem.scale]
-    while residuals[-1] > settings.tolerance:
+    while not residuals[-1] <= settings.tolerance:
+        if not math.isfinite(residuals[-1]):
+            raise ConvergenceError("the density or the effective mobility is not finite")
         if len(residuals) > settings.limit:
-            raise ConvergenceError(f"no convergence in {settings.limit} Newton iterations, residuals {history(residuals)}")
+            raise ConvergenceError(
+                f"no convergence in {settings.limit} Newton iterations, residuals {history(residuals)}"
+            )
         state = _newton_step(problem, state, residuals)
         residuals.append(state.residual / problem.scale)
     return _movement(problem, state, tuple(residuals))
@@ -217,7 +222,9 @@ def _newton_step(problem, state, residuals):
         if better:
             return trial
         damping /= 2
-    raise ConvergenceError(f"no step along the Newton direction improves the dual value, residuals {history(residuals)}")
+    raise ConvergenceError(
+        f"no step along the Newton direction improves the dual value, residuals {history(residuals)}"
+    )
 
 
 def _movement(problem, state, residuals):

@@ -14,7 +14,6 @@ from dataclasses import dataclass
 from functools import cached_property
 
 import numpy as np
-from scipy.special import logsumexp
 
 from sphereflow.attention import Heads
 from sphereflow.particles.mobility import TokenMeasure, TokenMobilities
@@ -88,7 +87,7 @@ class TokenFields:
         """
         heads, operator = self.heads, self.operator
         x, count = self.measure.positions[part], len(heads.weight)
-        log_b = -logsumexp(-log_m[:count], axis=0, b=heads.weight[:, None])
+        log_b = _log_harmonic_mean(log_m[:count], heads.weight)
         along = _tangent(x, mean @ matrices.transpose(0, 2, 1))
         self.log_effective_mobility[part] = log_b
         self.first_variation[part] = share @ np.exp(log_m)
@@ -159,6 +158,12 @@ class TokenFields:
         """
         sums = TokenMobilities(self.measure, self.heads.logits, self.operator.tolerance).squared_overlap_sums()
         return noise_var / 8 * float(self.heads.weight @ sums)
+
+
+def _log_harmonic_mean(log_m, weight):
+    """log of 1 / sum_h weight_h / m_h, (c,), from log m (H, c)."""
+    least = log_m.min(axis=0)
+    return least - np.log(weight @ np.exp(least - log_m))
 
 
 def _tangent(x, vectors):

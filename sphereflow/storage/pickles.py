@@ -31,15 +31,28 @@ def _encode(text, encoding):
     return text.encode("latin1")
 
 
-def _scalar(dtype, data=None):
+def _from_buffer(data, dtype, shape, order):
+    """An array of a pickle of protocol 5."""
+    return np.frombuffer(data, _numbers(dtype)).reshape(shape, order=order)
+
+
+def _scalar(dtype, data):
+    return np.frombuffer(data, _numbers(dtype), 1)[0]
+
+
+def _numbers(dtype):
     if not isinstance(dtype, np.dtype) or dtype.hasobject:
-        raise pickle.UnpicklingError("a scalar is no number")
-    return np.frombuffer(data, dtype, 1)[0]
+        raise pickle.UnpicklingError("an array does not hold numbers")
+    return dtype
 
 
 _ADMITTED = {("numpy", "ndarray"): np.ndarray, ("numpy", "dtype"): np.dtype, ("_codecs", "encode"): _encode}
-for _module in ("numpy.core.multiarray", "numpy._core.multiarray"):
-    _ADMITTED |= {(_module, "_reconstruct"): _rebuild_array, (_module, "scalar"): _scalar}
+for _core in ("numpy.core", "numpy._core"):
+    _ADMITTED |= {
+        (f"{_core}.multiarray", "_reconstruct"): _rebuild_array,
+        (f"{_core}.multiarray", "scalar"): _scalar,
+        (f"{_core}.numeric", "_frombuffer"): _from_buffer,
+    }
 
 
 class ArrayUnpickler(pickle.Unpickler):
