@@ -2,9 +2,9 @@
 
     python postprocess/energy_identity.py
 
-Runs cases/energy_identity.toml with explicit Euler steps of three lengths and prints the residual of the energy identity
-over the integral of G^2, in percent, once with G^2 and once with P. A second table does the same from the initial tokens and
-matrices of the public results in tests/data. About a minute.
+Runs cases/energy_identity.toml with explicit Euler steps of three lengths and prints the residual of the energy
+identity over the integral of G^2, in percent, once with G^2 and once with P. A second table does the same from the
+initial tokens and matrices of the public results in tests/data. About a minute.
 """
 
 from pathlib import Path
@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 
 from sphereflow.case import load_case, parse_case
+from sphereflow.particles import ParticleSolver
 from sphereflow.runs import build_solver
 
 ROOT = Path(__file__).parents[1]
@@ -24,9 +25,8 @@ def residuals(case, positions=None):
     """Residuals of the energy identity with G^2 and with P, percent of the integral of G^2."""
     solver = build_solver(case)
     if positions is not None:
-        solver = type(solver)(
-            solver.operator, solver.path, positions, np.full(len(positions), 1 / len(positions)), solver.scheme, solver.max_dt
-        )
+        weights = np.full(len(positions), 1 / len(positions))
+        solver = ParticleSolver(solver.operator, solver.path, positions, weights, solver.scheme, solver.max_dt)
     while solver.t < case.solver.t_end:
         solver.advance(case.solver.t_end)
     books = solver.ledger
@@ -50,7 +50,7 @@ def public_case(heads, dt):
 
 def print_table(title, rows):
     """A Markdown table."""
-    print(f"{title}\n\n| H | with | " + " | ".join(f"dt = {dt:g}" for dt in STEPS) + " |\n|---|---|" + "---|" * len(STEPS))
+    print(f"{title}\n\n| H | with | {' | '.join(f'dt = {dt:g}' for dt in STEPS)} |\n|---|---|{'---|' * len(STEPS)}")
     for heads, found in rows:
         for name, values in zip(("G²", "P"), np.transpose(found), strict=True):
             print(f"| {heads} | {name} | " + " | ".join(f"{value:+.2f} %" for value in values) + " |")

@@ -11,22 +11,22 @@ Velocities (s = +1 ascend, -1 descend):
     gradient-flow  v = (s / b) grad xi            the gradient flow of E in the metric weighted by b
     unnormalized   v = s grad xi
 
-`attention` and `gradient-flow` are the same for one head and differ otherwise.
+`attention` and `gradient-flow` are the same for one symmetric head and differ otherwise.
 
 Logarithms and reciprocals of the m_h are taken on the coarsest Gauss grid that resolves the result (its coefficients must
 have died out), then carried to the full grid by one synthesis; where none does they are taken on the full grid.
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 
 from sphereflow.cells import node_values
 from sphereflow.faces import gradient_at_faces, vector_at_faces
 from sphereflow.grid import GaussGrid
-from sphereflow.harmonics import degrees_and_orders
-from sphereflow.mobility import DensityExpansion, MobilitySet, change_degree
+from sphereflow.harmonics import degrees_and_orders, get_transform
+from sphereflow.mobility import DensityExpansion, MobilitySet, change_degree, gauss_grid, spectral_norm
 
 VELOCITY_MODELS = ("attention", "gradient-flow", "unnormalized")
 NONLINEAR_GRIDS = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -130,10 +130,10 @@ class AttentionOperator:
                 lmax = nlat - 1
                 coefficients = self._transform(nlat, lmax).analysis(values)
                 tail = _tail(coefficients, lmax)
-                if tail <= 1.0 * self._allowed_tail(coefficients, lmax):
+                if tail <= self._allowed_tail(coefficients):
                     lower = level - 1
                     easy = lower >= 0 and grids[lower] >= smallest
-                    if easy and _tail(coefficients, lmax, grids[lower]) <= 0.1 * self._allowed_tail(coefficients, lmax):
+                    if easy and _tail(coefficients, lmax, grids[lower]) <= 0.1 * self._allowed_tail(coefficients):
                         level = lower
                     self.level[name] = level
                     return NonlinearField(self, lmax, coefficients, None)
@@ -141,22 +141,28 @@ class AttentionOperator:
         self.level[name] = max(len(grids) - 2, 0)
         return NonlinearField(self, self.grid.nlat - 1, None, compute(self.grid.nlat))
 
-    def _allowed_tail(self, coefficients, lmax):
-        size = np.sqrt(np.sum(np.abs(coefficients) ** 2))
-        varying = np.sqrt(np.sum(np.abs(coefficients[1:]) ** 2))
+    def _allowed_tail(self, coefficients):
+        size = _norm(coefficients)
+        varying = _norm(coefficients[1:])
         return self.tolerance * varying + ROUNDING_FLOOR * max(size, 1.0)
 
     def _transform(self, nlat, lmax):
-        from sphereflow.harmonics import get_transform
-
         return get_transform(nlat, lmax, self.backend, self.nthreads)
+
+
+def _norm(coefficients: np.ndarray) -> float:
+    return float(np.sqrt(np.vdot(coefficients, coefficients).real))
+
+
+@lru_cache(maxsize=128)
+def _last_eighth(lmax: int, nlat: int) -> np.ndarray:
+    """Positions, in coefficients up to `lmax`, of the last eighth of the degrees of a grid, and of all beyond it."""
+    return np.flatnonzero(degrees_and_orders(lmax)[0] >= (nlat - 1) * 7 / 8)
 
 
 def _tail(coefficients: np.ndarray, lmax: int, nlat: int | None = None) -> float:
     """Size of the coefficients in the last eighth of the degrees of a grid with `nlat` latitudes (default: the whole)."""
-    top = (lmax if nlat is None else nlat - 1) * 7 / 8
-    degree, _ = degrees_and_orders(lmax)
-    return float(np.sqrt(np.sum(np.abs(coefficients[degree >= top]) ** 2)))
+    return _norm(coefficients[_last_eighth(lmax, lmax + 1 if nlat is None else nlat)])
 
 
 class NonlinearField:
@@ -288,7 +294,7 @@ class AttentionFields:
     def speed_bound(self) -> float:
         """A bound of |v| for attention: the largest weighted norm of the value matrices."""
         matrices = self.heads.logits if self.heads.values is None else self.heads.values
-        return float(self.heads.weight @ np.linalg.norm(matrices, ord=2, axis=(1, 2)))
+        return float(self.heads.weight @ spectral_norm(matrices))
 
     @cached_property
     def face_velocity(self) -> tuple[np.ndarray, np.ndarray]:

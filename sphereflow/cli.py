@@ -241,7 +241,7 @@ def _print_comparison(result):
         values = "".join(f"{v[k]:12.6g}" for v in (q.a, q.b)) if scalar else f"{'':24}"
         mark = "" if q.agrees else "  <-- does not agree"
         print(
-            f"{q.name:22}{result.times[k]:7.4g}{values}{q.difference[k]:12.3g}{_or_dash(q.expected[k], 11)}"
+            f"{q.name:22}{q.times[k]:7.4g}{values}{q.difference[k]:12.3g}{_or_dash(q.expected[k], 11)}"
             f"{_or_dash(q.noise[k], 10)}{_or_dash(q.sigmas[k] if q.noise[k] > 0 else 0, 7)}{mark}"
         )
     if result.bounds is not None:

@@ -24,6 +24,7 @@ from scipy.special import ive
 from sphereflow.harmonics import degrees_and_orders
 
 LARGE_RADIUS = 200.0
+TINY = 1e-150
 UNROLL = 4  # degrees summed in one pass: the pass is bound by stores, and this needs a third of them
 BLOCK = 64  # points a pass of the inner loop works on: enough to vectorise, few enough to stay in the first cache
 EPSILON_GROWTH = 8.0  # measured rounding error of the expansion in units of 2.2e-16 exp(r), with a margin
@@ -94,21 +95,27 @@ def expansion_error(radius: np.ndarray, coefficients: np.ndarray, lmax: int) -> 
 
 
 @lru_cache(maxsize=32)
-def _legendre_tables(lmax: int):
-    """Factors of the recurrence P_{l+1,m} = f_lm cos P_lm - g_lm P_{l-1,m} and the sectoral factors."""
+def _legendre_tables(lmax: int) -> tuple[np.ndarray, np.ndarray]:
+    """Factors e_lm of the recurrence of monic Legendre functions and the norms that make them orthonormal, by (m, l).
+
+    Q_{l+1,m} = cos(theta) Q_lm - e_lm Q_{l-1,m} with e_lm = (l^2 - m^2) / (4 l^2 - 1) and Q_mm = the orthonormal P_mm; then
+    P_lm = norm_lm Q_lm. The norms grow like 2^(l - m), which leaves room up to l = 1000.
+    """
     m, ell = np.meshgrid(np.arange(lmax + 1.0), np.arange(lmax + 1.0 + UNROLL), indexing="ij")
-    with np.errstate(all="ignore"):
-        f = np.sqrt((2 * ell + 3) * (2 * ell + 1) / ((ell + 1 - m) * (ell + 1 + m)))
-        g = np.sqrt((2 * ell + 3) * (ell - m) * (ell + m) / ((2 * ell - 1) * (ell + 1 - m) * (ell + 1 + m)))
-    upper = ell >= m
-    return np.where(upper, f, 0.0), np.where(upper & (ell > m), g, 0.0)
+    factor = np.where(ell > m, (ell**2 - m**2) / (4 * ell**2 - 1), 0.0)
+    with np.errstate(divide="ignore"):
+        ratio = np.where(ell > m, 1 / np.sqrt(np.where(ell > m, factor, 1.0)), 1.0)
+    return factor, np.cumprod(ratio[:, : lmax + 1], axis=1)
 
 
 def _real_series(coefficients: np.ndarray, lmax: int) -> np.ndarray:
-    """Cosine and sine coefficients (nset, 2, m, l) of the plane-wave sum, 4 pi and the doubling of m > 0 included."""
+    """Cosine and sine coefficients (nset, 2, m, l) of the plane-wave sum in monic Legendre functions.
+
+    4 pi, the doubling of m > 0 and the norms are included; UNROLL zeros follow the last degree.
+    """
     degree, order = degrees_and_orders(lmax)
     out = np.zeros((len(coefficients), 2, lmax + 1, lmax + 1 + UNROLL))
-    factor = 4 * np.pi * np.where(order == 0, 1.0, 2.0)
+    factor = 4 * np.pi * np.where(order == 0, 1.0, 2.0) * _legendre_tables(lmax)[1][order, degree]
     out[:, 0, order, degree] = factor * coefficients.real
     out[:, 1, order, degree] = -factor * coefficients.imag
     return out
@@ -130,18 +137,18 @@ def evaluate_expansion(xi: np.ndarray, coefficients: np.ndarray, lmax: int, degr
 
     Returns
     -------
-    plus, minus : ndarray, shape (nset, nhead, n)
+    ndarray, shape (2, nset, nhead, n)
         exp(-|xi|) M(xi) and exp(-|xi|) M(-xi); even and odd degrees are summed apart, so the second costs nothing.
     """
-    f, g = _legendre_tables(lmax)
+    factor, _ = _legendre_tables(lmax)
     degree = np.full(len(xi), lmax) if degree is None else np.minimum(degree, lmax)
     out = np.empty((2, len(coefficients), *xi.shape[:2]))
-    _bessel_legendre_sum(np.ascontiguousarray(xi), _real_series(coefficients, lmax), f, g, degree, out)
-    return out[0], out[1]
+    _bessel_legendre_sum(np.ascontiguousarray(xi), _real_series(coefficients, lmax), factor, degree, out)
+    return out
 
 
 @numba.njit(cache=True, parallel=True, fastmath={"contract"}, error_model="numpy")
-def _bessel_legendre_sum(points, series, f, g, degree, out):
+def _bessel_legendre_sum(points, series, e, degree, out):
     """The blocked sum: radial ratios by downward recurrence, associated Legendre functions by upward recurrence."""
     n, nset = points.shape[1], series.shape[0]
     blocks = (n + BLOCK - 1) // BLOCK
@@ -153,17 +160,14 @@ def _bessel_legendre_sum(points, series, f, g, degree, out):
         rmax = 0.0
         for i in range(BLOCK):
             k = start + min(i, count - 1)  # the last block is padded with its last point
-            h = math.hypot(xi[k, 0], xi[k, 1])
-            r[i] = math.hypot(h, xi[k, 2])
+            cp[i], sp[i], ct[i] = xi[k, 0], xi[k, 1], xi[k, 2]
+        for i in range(BLOCK):  # at the origin and on the axis the angles do not matter
+            h = math.sqrt(cp[i] * cp[i] + sp[i] * sp[i])
+            r[i] = math.sqrt(h * h + ct[i] * ct[i])
+            across, along = 1.0 / max(h, TINY), 1.0 / max(r[i], TINY)
+            cp[i], sp[i] = cp[i] * across, sp[i] * across
+            ct[i], st[i] = ct[i] * along, h * along
             rmax = max(rmax, r[i])
-            if r[i] > 0.0:
-                ct[i], st[i] = xi[k, 2] / r[i], h / r[i]
-            else:
-                ct[i], st[i] = 1.0, 0.0
-            if h > 0.0:
-                cp[i], sp[i] = xi[k, 0] / h, xi[k, 1] / h
-            else:
-                cp[i], sp[i] = 1.0, 0.0
         bessel = _scaled_bessel(r, rmax, lmax)
         acc = np.zeros((nset, 2, BLOCK))
         sums, terms = np.empty((nset, 4, BLOCK)), np.empty((UNROLL, BLOCK))
@@ -175,28 +179,32 @@ def _bessel_legendre_sum(points, series, f, g, degree, out):
                 p0[i] = 0.0
                 p1[i] = pm[i]
             for l in range(m, lmax + 1, UNROLL):  # tables and coefficients are 0 beyond their degree
-                f0, f1, f2, f3 = f[m, l], f[m, l + 1], f[m, l + 2], f[m, l + 3]
-                g0, g1, g2, g3 = g[m, l], g[m, l + 1], g[m, l + 2], g[m, l + 3]
-                for i in range(BLOCK):
-                    c, older, a0 = ct[i], p0[i], p1[i]
-                    a1 = f0 * c * a0 - g0 * older
-                    a2 = f1 * c * a1 - g1 * a0
-                    a3 = f2 * c * a2 - g2 * a1
-                    p1[i] = f3 * c * a3 - g3 * a2
-                    p0[i] = a3
-                    terms[0, i] = a0 * bessel[l, i]
-                    terms[1, i] = a1 * bessel[l + 1, i]
-                    terms[2, i] = a2 * bessel[l + 2, i]
-                    terms[3, i] = a3 * bessel[l + 3, i]
-                for s in range(nset):
-                    a0, a1, a2, a3 = series[s, 0, m, l], series[s, 0, m, l + 1], series[s, 0, m, l + 2], series[s, 0, m, l + 3]
-                    b0, b1, b2, b3 = series[s, 1, m, l], series[s, 1, m, l + 1], series[s, 1, m, l + 2], series[s, 1, m, l + 3]
-                    for i in range(BLOCK):  # degrees l and l + 2, l + 1 and l + 3 have the parity of m and the other one
+                e0, e1, e2, e3 = e[m, l], e[m, l + 1], e[m, l + 2], e[m, l + 3]
+                c0, c1, c2, c3 = series[0, 0, m, l], series[0, 0, m, l + 1], series[0, 0, m, l + 2], series[0, 0, m, l + 3]
+                s0, s1, s2, s3 = series[0, 1, m, l], series[0, 1, m, l + 1], series[0, 1, m, l + 2], series[0, 1, m, l + 3]
+                for i in range(BLOCK):  # degrees l and l + 2, l + 1 and l + 3 have the parity of m and the other one
+                    c, older, q0 = ct[i], p0[i], p1[i]
+                    q1 = c * q0 - e0 * older
+                    q2 = c * q1 - e1 * q0
+                    q3 = c * q2 - e2 * q1
+                    p1[i] = c * q3 - e3 * q2
+                    p0[i] = q3
+                    t0, t1, t2, t3 = q0 * bessel[l, i], q1 * bessel[l + 1, i], q2 * bessel[l + 2, i], q3 * bessel[l + 3, i]
+                    sums[0, 0, i] += c0 * t0 + c2 * t2
+                    sums[0, 1, i] += c1 * t1 + c3 * t3
+                    sums[0, 2, i] += s0 * t0 + s2 * t2
+                    sums[0, 3, i] += s1 * t1 + s3 * t3
+                    if nset > 1:
+                        terms[0, i], terms[1, i], terms[2, i], terms[3, i] = t0, t1, t2, t3
+                for s in range(1, nset):
+                    c0, c1, c2, c3 = series[s, 0, m, l], series[s, 0, m, l + 1], series[s, 0, m, l + 2], series[s, 0, m, l + 3]
+                    s0, s1, s2, s3 = series[s, 1, m, l], series[s, 1, m, l + 1], series[s, 1, m, l + 2], series[s, 1, m, l + 3]
+                    for i in range(BLOCK):
                         t0, t1, t2, t3 = terms[0, i], terms[1, i], terms[2, i], terms[3, i]
-                        sums[s, 0, i] += a0 * t0 + a2 * t2
-                        sums[s, 1, i] += a1 * t1 + a3 * t3
-                        sums[s, 2, i] += b0 * t0 + b2 * t2
-                        sums[s, 3, i] += b1 * t1 + b3 * t3
+                        sums[s, 0, i] += c0 * t0 + c2 * t2
+                        sums[s, 1, i] += c1 * t1 + c3 * t3
+                        sums[s, 2, i] += s0 * t0 + s2 * t2
+                        sums[s, 3, i] += s1 * t1 + s3 * t3
             for s in range(nset):
                 for shift in range(2):
                     for i in range(BLOCK):

@@ -23,6 +23,7 @@ from sphereflow.kernel import (
     log_mobility,
 )
 
+ANALYSIS_DEGREE = 40
 DEGREE_BUCKET = 6  # matrices whose degrees differ by less share a sampling grid
 LARGEST_PRODUCT = 600.0  # sum of norms up to which mobilities are multiplied; exp(709) is the largest number
 PRODUCT_PAIRS = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
@@ -38,11 +39,22 @@ def change_degree(coefficients: np.ndarray, lmax: int, new_lmax: int) -> np.ndar
     """Truncate or zero-pad coefficients (..., nlm) from degree `lmax` to `new_lmax`."""
     if new_lmax == lmax:
         return coefficients
-    low = min(lmax, new_lmax)
-    degree, order = degrees_and_orders(low)
+    if new_lmax < lmax:
+        return coefficients[..., _positions(new_lmax, lmax)]
     out = np.zeros((*coefficients.shape[:-1], (new_lmax + 1) * (new_lmax + 2) // 2), complex)
-    out[..., coefficient_index(degree, order, new_lmax)] = coefficients[..., coefficient_index(degree, order, lmax)]
+    out[..., _positions(lmax, new_lmax)] = coefficients
     return out
+
+
+@lru_cache(maxsize=256)
+def _positions(low: int, high: int) -> np.ndarray:
+    """Where the coefficients up to degree `low` stand in an array up to degree `high`."""
+    return coefficient_index(*degrees_and_orders(low), high)
+
+
+def spectral_norm(matrices: np.ndarray) -> np.ndarray:
+    """Largest singular values of matrices (K, 3, 3)."""
+    return np.sqrt(np.linalg.eigvalsh(matrices.transpose(0, 2, 1) @ matrices)[:, -1])
 
 
 def coefficient_index(degree, order, lmax: int):
@@ -75,18 +87,19 @@ class DensityExpansion:
         return get_transform(nlat, lmax, self.backend, self.nthreads)
 
     def coefficients(self, lmax: int) -> np.ndarray:
-        """rho_lm up to degree `lmax` (at most nlat - 1)."""
-        if lmax not in self._low:
-            self._low[lmax] = self.transform(self.grid.nlat, lmax).analysis(self.density)
-        return self._low[lmax]
+        """rho_lm up to degree `lmax` (at most nlat - 1); one analysis serves all small degrees."""
+        highest = self.grid.nlat - 1
+        done = min(ANALYSIS_DEGREE, highest) if lmax <= ANALYSIS_DEGREE else highest
+        if done not in self._low:
+            self._low[done] = self.transform(self.grid.nlat, done).analysis(self.density)
+        return change_degree(self._low[done], done, lmax)
 
     @cached_property
     def mean(self) -> np.ndarray:
-        """int y rho(y) dy, shape (3,)."""
-        ring = self.density * self.grid.cell_area[:, None]
-        lon = self.grid.longitude
-        by_longitude = np.sin(self.grid.colatitude) @ ring
-        return np.array([by_longitude @ np.cos(lon), by_longitude @ np.sin(lon), self.grid.z @ ring.sum(axis=1)])
+        """int y rho(y) dy, shape (3,), from the coefficients of degree 1."""
+        _, a10, a11 = self.coefficients(1)
+        along, across = np.sqrt(4 * np.pi / 3), np.sqrt(8 * np.pi / 3)
+        return np.array([-across * a11.real, across * a11.imag, along * a10.real])
 
     @cached_property
     def moments_full(self) -> np.ndarray:
@@ -169,16 +182,15 @@ class ExpandedGroup:
         sets = change_degree(expansion.coefficients(s.lmax), s.lmax, s.degree)[None]
         if gradient:
             sets = np.concatenate([sets, self._moments(np.moveaxis(s.grid.points, -1, 0))])
-        plus, minus = evaluate_expansion(self._xi, sets, s.degree, degree)
-        self._scale = np.exp(np.minimum(np.linalg.norm(self._xi, axis=-1), 700.0))
-        unscaled = np.minimum(plus[0], minus[0]).min(axis=-1)
-        plus, minus = plus * self._scale, minus * self._scale
-        smallest = np.minimum(plus[0], minus[0]).min(axis=-1)
-        largest = np.maximum(plus[0], minus[0]).max(axis=-1)
+        both = evaluate_expansion(self._xi, sets, s.degree, degree)
+        self._scale = np.exp(np.minimum(np.sqrt(np.einsum("kni,kni->kn", self._xi, self._xi)), 700.0))
+        unscaled = both[:, 0].min(axis=(0, 2))
+        both *= self._scale
+        smallest, largest = both[:, 0].min(axis=(0, 2)), both[:, 0].max(axis=(0, 2))
         rounding = EPSILON_GROWTH * np.finfo(float).eps * largest
         self.accurate = expansion_is_accurate(unscaled, expansion.tolerance)
         self.accurate &= smallest * expansion.tolerance > rounding
-        whole = s.whole(plus, minus)
+        whole = s.whole(*both)
         self.values = whole[0]
         self.gradient = np.moveaxis(whole[1:], 0, 1) if gradient else None
 
@@ -247,7 +259,7 @@ class MobilitySet:
 
     def __init__(self, expansion: DensityExpansion, matrices: np.ndarray, gradient: bool = False):
         self.expansion, self.matrices = expansion, matrices
-        self.radius = np.linalg.norm(matrices, ord=2, axis=(1, 2))
+        self.radius = spectral_norm(matrices)
         floor = math.log(expansion.tolerance) - self.radius * np.linalg.norm(
             expansion.mean
         )  # Jensen: M(xi) >= exp(xi . mean)

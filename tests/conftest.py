@@ -3,6 +3,7 @@
 import importlib.util
 import os
 
+import numba
 import numpy as np
 import pytest
 
@@ -23,3 +24,9 @@ def floating_point_errors_raise():
     """Let division by zero, overflow and invalid operations fail the test that causes them."""
     with np.errstate(all="raise", under="ignore"):
         yield
+
+
+@pytest.fixture(autouse=True, scope="session")
+def one_thread():
+    """Compiled loops wait actively for their threads: on a busy machine more than one thread makes tests crawl."""
+    numba.set_num_threads(1)

@@ -177,7 +177,7 @@ def test_bare_series_are_compared_as_far_as_they_go(folder):
     result = compare(folder / "scalars only.nc", folder / "tokens.nc")
     assert [q.name for q in result.quantities] == ["energy", "dissipation", "metric_speed_squared"]
     assert result.agrees
-    assert "only one side has densities or tokens" in " ".join(result.notes)
+    assert "no time with densities or tokens on both sides" in " ".join(result.notes)
 
 
 def test_circle_runs_have_no_spectrum(folder):
@@ -233,7 +233,7 @@ def test_noise_of_independent_tokens_matches_the_textbook():
     x = unit(rng.standard_normal((2000, 3)) + [1.0, 0, 0])
 
     class Bare:
-        t, is_random = np.array([0.0]), True
+        t, is_random, has_start = np.array([0.0]), True, True
 
         def has_state(self, k):
             return True

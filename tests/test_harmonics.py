@@ -9,8 +9,15 @@ from scipy.special import sph_harm_y
 
 from sphereflow.errors import BackendError
 from sphereflow.grid import GaussGrid
-from sphereflow.harmonics import available_backends, base, degrees_and_orders, get_transform, inner_product
-from sphereflow.harmonics import ducc0_backend, shtns_backend
+from sphereflow.harmonics import (
+    available_backends,
+    base,
+    degrees_and_orders,
+    ducc0_backend,
+    get_transform,
+    inner_product,
+    shtns_backend,
+)
 
 GRID = GaussGrid(32)
 LMAX = 12

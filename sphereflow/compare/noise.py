@@ -124,7 +124,7 @@ class Sampler:
     def noise(self) -> Noise:
         """The samples, at every compared record."""
         side = self.side
-        if self.dynamics is not None and side.t[0] == 0 and side.has_state(0):
+        if self.dynamics is not None and side.has_start:
             method, samples, scale = "trajectories", *self._trajectories()
         else:
             method, samples, scale = "snapshots", *self._snapshots()

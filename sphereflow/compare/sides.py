@@ -66,7 +66,12 @@ class Side:
         """Whether record k holds a density or tokens."""
         if self.what != "tokens":
             return self.what == "density"
-        return bool(np.isfinite(np.asarray(self._states[0][k, 0, 0])))
+        return bool(np.isfinite(self._states[0][k, 0, 0]))
+
+    @property
+    def has_start(self) -> bool:
+        """Whether the state at t = 0 is known, from which a run can be repeated."""
+        return self.t[0] == 0 and self.has_state(0)
 
     def measure(self, k: int) -> Measure:
         """The state of record k."""
@@ -115,7 +120,6 @@ def _run_side(path):
     run = open_run(path)
     case = _tables(run)
     solver = case.get("solver", {})
-    particles = "position" in run or "particle_weight" in run
     states, what = None, "series"
     if "position" in run:
         states, what = (_Lazy(run["position"]), run["particle_weight"].values), "tokens"
@@ -131,7 +135,8 @@ def _run_side(path):
         name=str(path), what=what, t=run["t"].values, dimension=dimension,
         series={name: run[name].values for name in SCALARS if name in run},
         model={key: case["model"][key] for key in MODEL_KEYS if key in case.get("model", {})},
-        is_random=particles and not solver.get("quadrature", False), path=weights, facts=imported, _states=states,
+        is_random=what == "tokens" and not solver.get("quadrature", False), path=weights, facts=imported,
+        _states=states,
         _two_point=solver.get("kind") == "minimizing-movement" or solver.get("reconstruction") == "two-point",
     )  # fmt: skip
 

@@ -5,7 +5,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from sphereflow.compare.measures import Coarse, coarsen, spectrum_distance, wasserstein
+from sphereflow.compare.measures import coarsen, spectrum_distance, wasserstein
 from sphereflow.compare.noise import QUIET, RESAMPLING_TOLERANCE, Dynamics, Sampler
 from sphereflow.compare.sides import SCALARS, Side, common_times, differences, open_side
 from sphereflow.errors import CaseError
@@ -22,6 +22,8 @@ class Quantity:
     Attributes
     ----------
     name : str
+    times : ndarray
+        The times at which both sides have it.
     a, b : ndarray or None
         Values of both sides, shape (times, ...); None for distances, which are one number for both.
     difference : ndarray, shape (times,)
@@ -37,6 +39,7 @@ class Quantity:
     """
 
     name: str
+    times: np.ndarray
     a: np.ndarray | None
     b: np.ndarray | None
     difference: np.ndarray
@@ -71,7 +74,7 @@ class Comparison:
     ----------
     a, b : Side
     times : ndarray
-        The compared times.
+        The compared times; densities and tokens may be missing at some of them.
     quantities : sequence of Quantity
     spectrum : ndarray, shape (times, degrees), or None
         Distance in each degree 1, 2, ....
@@ -111,7 +114,9 @@ class Comparison:
             worst = max((q for q in self.quantities if not q.agrees), key=lambda q: np.max(q.sigmas))
             k = worst.worst
             noise = f", {worst.sigmas[k]:.1f} sigma of sampling noise" if worst.noise[k] > 0 else ""
-            return f"does not agree: {worst.name} is apart by {worst.difference[k]:.3g} at t = {self.times[k]:g}{noise}"
+            return (
+                f"does not agree: {worst.name} is apart by {worst.difference[k]:.3g} at t = {worst.times[k]:g}{noise}"
+            )
         if set(self.methods.values()) == {"none"}:
             return f"agrees within the tolerance {self.tolerance:g}"
         return f"agrees within sampling noise ({max(np.max(q.sigmas) for q in self.quantities):.1f} sigma)"
@@ -136,7 +141,7 @@ def _side_facts(side):
 
 
 def _quantity_facts(q):
-    facts = {} if q.a is None else {"a": q.a.tolist(), "b": q.b.tolist()}
+    facts = {"t": q.times.tolist()} | ({} if q.a is None else {"a": q.a.tolist(), "b": q.b.tolist()})
     names = ("difference", "expected", "noise", "excess", "allowed", "sigmas")
     numbers = {name: [float(v) if np.isfinite(v) else None for v in getattr(q, name)] for name in names}
     return {**facts, **numbers, "agrees": q.agrees}
@@ -204,9 +209,14 @@ def _check_settings(times, tolerance, replicas):
 
 
 def _chosen(a, b, in_a, in_b, number):
-    """Positions, among the common times, of those to compare: with states if there are any."""
+    """Positions, among the common times, of those to compare: spread evenly, with states where there are any."""
     with_states = [j for j in range(in_a.size) if a.has_state(in_a[j]) and b.has_state(in_b[j])]
-    candidates = np.array(with_states if with_states else range(in_a.size))
+    if any(side.is_random and not side.has_start for side in (a, b)):
+        return _spread(np.array(with_states, dtype=int), number)
+    return np.union1d(_spread(np.arange(in_a.size), number), _spread(np.array(with_states, dtype=int), number))
+
+
+def _spread(candidates, number):
     picked = np.linspace(0, candidates.size - 1, min(number, candidates.size)).round().astype(int)
     return candidates[np.unique(picked)]
 
@@ -217,17 +227,22 @@ class _Pair:
     def __init__(self, a, b, in_a, in_b, tolerance, replicas, seed):
         self.sides, self.records, self.tolerance = (a, b), (in_a, in_b), tolerance
         self.times, self.notes = a.t[in_a], []
-        self.have_states = all(side.has_state(r[0]) for side, r in zip(self.sides, self.records, strict=True))
-        self.dynamics = self._dynamics()
         self.measures = tuple(
-            [side.measure(k) for k in r] if side.has_state(r[0]) else None
+            [side.measure(k) if side.has_state(k) else None for k in r]
             for side, r in zip(self.sides, self.records, strict=True)
         )
+        self.complete = np.flatnonzero([None not in pair for pair in zip(*self.measures, strict=True)])
+        self.dynamics = self._dynamics()
         self.noise = tuple(
-            Sampler(side, r, self.dynamics, replicas, seed + i).noise if side.is_random and self.measures[i] else QUIET
+            Sampler(side, r, self.dynamics, replicas, seed + i).noise if side.is_random else QUIET
             for i, (side, r) in enumerate(zip(self.sides, self.records, strict=True))
         )
         self.spectrum = self.bounds = None
+        self.notes += [
+            f"{side.name} holds no tokens and no density: its sampling noise, if it has any, is unknown"
+            for side in self.sides
+            if side.what == "series"
+        ]
 
     def _dynamics(self):
         """The equation of the side that knows it."""
@@ -238,72 +253,87 @@ class _Pair:
         self.notes.append("the weights are unknown: what needs them is left out")
         return None
 
-    def _difference(self, name, values, feature, scale):
+    def _difference(self, name, values, at, feature, scale):
         """A quantity that both sides have, from its values (times, ...) and how to compute it for a sample."""
         values = [np.asarray(v, dtype=float) for v in values]
-        noise = [
-            [n.of(j, feature, v[j]) for j in range(self.times.size)] for n, v in zip(self.noise, values, strict=True)
-        ]
+        noise = [[n.of(j, feature, v[i]) for i, j in enumerate(at)] for n, v in zip(self.noise, values, strict=True)]
         deviation, bias = (np.array([[pair[i] for pair in side] for side in noise]) for i in (0, 1))
         axes = tuple(range(1, values[0].ndim))
         offset = values[0] - values[1]
         expected = bias[0] - bias[1]
         size = [np.sqrt(np.sum(v**2, axis=axes)) for v in (offset, expected, offset - expected)]
         spread = np.sqrt(np.sum(deviation**2, axis=(0, *(axis + 1 for axis in axes))))
-        return Quantity(name, *values, *size[:2], spread, size[2], np.full(self.times.size, self.tolerance * scale))
+        allowed = np.full(len(at), self.tolerance * scale)
+        return Quantity(name, self.times[at], *values, *size[:2], spread, size[2], allowed)
 
     def scalars(self):
         """E, P and G^2; evaluated for tokens whose file does not hold them, if the other side knows the weights."""
         for name in SCALARS:
-            values = [self._series(i, name) for i in (0, 1)]
-            if any(v is None or not np.all(np.isfinite(v)) for v in values):
-                continue
-            scale = max(np.abs(v).max() for v in values)
-            yield self._difference(name, values, lambda _, scalars, name=name: scalars.get(name, np.nan), scale)
+            values = np.array([self._series(i, name) for i in (0, 1)])
+            at = np.flatnonzero(np.isfinite(values).all(axis=0))
+            if at.size and not (self.dynamics is None and self.noise != (QUIET, QUIET)):
+                scale = np.abs(values[:, at]).max()
+                feature = _scalar_feature(name)
+                yield self._difference(name, values[:, at], at, feature, scale)
 
     def _series(self, i, name):
+        """Values of one side at the compared times, NaN where they are unknown."""
         side = self.sides[i]
         if name in side.series:
             return side.series[name][self.records[i]]
-        if self.dynamics is None or self.measures[i] is None:
-            return None
-        note = f"{side.name} holds no {name}: evaluated with the weights of {self.sides[1 - i].name}"
-        self.notes.append(note)
-        return np.array([self.dynamics.scalars(m, t)[name] for m, t in zip(self.measures[i], self.times, strict=True)])
+        if self.dynamics is not None and side.what != "series":
+            self.notes.append(f"{side.name} holds no {name}: evaluated with the weights of {self.sides[1 - i].name}")
+            return [
+                np.nan if measure is None else self.dynamics.scalars(measure, t)[name]
+                for measure, t in zip(self.measures[i], self.times, strict=True)
+            ]
+        return np.full(self.times.size, np.nan)
 
     def states(self):
-        """Moments, spectra and Wasserstein distances."""
-        if not self.have_states:
-            self.notes.append("only one side has densities or tokens: moments and distances are left out")
+        """Moments, spectra and Wasserstein distances, where both sides have a density or tokens."""
+        at = self.complete
+        if not at.size:
+            self.notes.append(
+                "there is no time with densities or tokens on both sides: moments and distances are left out"
+            )
             return
-        a, b = self.measures
+        sides = [[side[j] for j in at] for side in self.measures]
         for name, attribute in (("mean", "mean"), ("second moments", "second_moment")):
-            values = [[getattr(m, attribute) for m in side] for side in self.measures]
-            yield self._difference(name, values, lambda m, _, attribute=attribute: getattr(m, attribute), 1.0)
-        if a[0].points.shape[1] == 3:
-            self.spectrum = np.array([spectrum_distance(x, y) for x, y in zip(a, b, strict=True)])
-            expected, spread = self._expected(lambda noise, j, measure: noise.spectrum(j, measure), self.measures)
+            values = [[getattr(m, attribute) for m in side] for side in sides]
+            yield self._difference(name, values, at, _moment_feature(attribute), 1.0)
+        if sides[0][0].points.shape[1] == 3:
+            self.spectrum = np.array([spectrum_distance(x, y) for x, y in zip(*sides, strict=True)])
+            expected, spread = self._expected(lambda noise, j, measure: noise.spectrum(j, measure), sides)
             total = np.sqrt(np.sum(self.spectrum**2, axis=1))
             yield self._distance("spectrum distance", total, expected, spread, 0.0)
-        yield from self._wasserstein()
+        yield from self._wasserstein(sides)
 
-    def _wasserstein(self):
-        coarse: tuple[list[Coarse], ...] = tuple([coarsen(m) for m in side] for side in self.measures)
+    def _wasserstein(self, sides):
+        coarse = [[coarsen(m) for m in side] for side in sides]
         found = np.array([wasserstein(x, y) for x, y in zip(*coarse, strict=True)])
         self.bounds = np.array([np.add(x.bound, y.bound) for x, y in zip(*coarse, strict=True)])
         expected, spread = self._expected(lambda noise, j, measure: noise.wasserstein(j, measure), coarse)
         for p in (0, 1):
             yield self._distance(f"wasserstein_{p + 1}", found[:, p], expected[:, p], spread[:, p], self.bounds[:, p])
 
-    def _expected(self, evaluate, measures):
+    def _expected(self, evaluate, sides):
         """Expected distance and its deviation, (times, ...) each, from the squares of both sides'."""
         parts = [
-            np.array([evaluate(noise, j, measure) for j, measure in enumerate(side)])
-            for noise, side in zip(self.noise, measures, strict=True)
+            np.array([evaluate(noise, j, measure) for j, measure in zip(self.complete, side, strict=True)])
+            for noise, side in zip(self.noise, sides, strict=True)
         ]
         both = np.sqrt(parts[0] ** 2 + parts[1] ** 2)
         return both[:, 0], both[:, 1]
 
     def _distance(self, name, found, expected, spread, bound):
         allowed = self.tolerance + np.broadcast_to(bound, found.shape)
-        return Quantity(name, None, None, found, expected, spread, np.maximum(found - expected, 0.0), allowed)
+        excess = np.maximum(found - expected, 0.0)
+        return Quantity(name, self.times[self.complete], None, None, found, expected, spread, excess, allowed)
+
+
+def _scalar_feature(name):
+    return lambda measure, scalars: scalars[name]
+
+
+def _moment_feature(attribute):
+    return lambda measure, scalars: getattr(measure, attribute)

@@ -37,11 +37,11 @@ def plot_comparison(comparison, path=None) -> Figure:
     for ax, (name, (t, a, b)) in zip(axes, curves.items(), strict=False):
         ax.plot(t, a, label=names[0], lw=2, color="tab:blue")
         ax.plot(t, b, label=names[1], lw=1.5, ls="--", color="tab:orange")
-        quantity = next(q for q in comparison.quantities if q.name == name)
-        if quantity.noise.any():
+        quantity = next((q for q in comparison.quantities if q.name == name), None)
+        if quantity is not None and quantity.noise.any():
             for sign in (-1, 1):
                 band = quantity.a + sign * 2 * quantity.noise
-                ax.plot(comparison.times, band, ".", color="0.5", label="± 2 σ of sampling" if sign > 0 else None)
+                ax.plot(quantity.times, band, ".", color="0.5", label="± 2 σ of sampling" if sign > 0 else None)
         ax.set(title=LABELS[name], xlabel="t")
         ax.legend(fontsize="small")
     _plot_sigmas(axes[-1], comparison)
@@ -60,7 +60,7 @@ def _plot_sigmas(ax, comparison):
 
     for quantity in comparison.quantities:
         allowed = quantity.allowed + SIGMAS * quantity.noise
-        ax.plot(comparison.times, np.divide(quantity.excess, allowed), "o-", ms=4, label=quantity.name)
+        ax.plot(quantity.times, np.divide(quantity.excess, allowed), "o-", ms=4, label=quantity.name)
     ax.axhline(1.0, color="0.3", lw=1)
     ax.set(title="difference / (tolerance + 4 σ)", xlabel="t", ylim=(0, None))
     ax.legend(fontsize="x-small")
