@@ -1,7 +1,7 @@
 # The developer's few commands. `make install` first, in a virtual environment.
 .PHONY: install test slow lint docs figure lowest ci clean
 
-install:  ## this tree, editable, with everything for tests (shtns needs FFTW: apt-get install libfftw3-dev)
+install:  ## this tree, editable, with everything for tests (shtns needs a compiler and FFTW, see README)
 	SHTNS_OPENMP=0 pip install -e '.[shtns,test]'
 
 test:  ## the tests of every change

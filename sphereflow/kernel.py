@@ -108,17 +108,24 @@ def _legendre_tables(lmax: int) -> tuple[np.ndarray, np.ndarray]:
     return factor, np.cumprod(ratio[:, : lmax + 1], axis=1)
 
 
+@lru_cache(maxsize=32)
+def _series_layout(lmax: int) -> tuple[np.ndarray, np.ndarray]:
+    """Where each coefficient stands in the series' (m, l) table, flattened, and its factor: 4 pi, 2 for m > 0, the norm."""
+    degree, order = degrees_and_orders(lmax)
+    factor = 4 * np.pi * np.where(order == 0, 1.0, 2.0) * _legendre_tables(lmax)[1][order, degree]
+    return order * (lmax + 1 + UNROLL) + degree, factor
+
+
 def _real_series(coefficients: np.ndarray, lmax: int) -> np.ndarray:
     """Cosine and sine coefficients (nset, 2, m, l) of the plane-wave sum in monic Legendre functions.
 
-    4 pi, the doubling of m > 0 and the norms are included; UNROLL zeros follow the last degree.
+    UNROLL zeros follow the last degree.
     """
-    degree, order = degrees_and_orders(lmax)
-    out = np.zeros((len(coefficients), 2, lmax + 1, lmax + 1 + UNROLL))
-    factor = 4 * np.pi * np.where(order == 0, 1.0, 2.0) * _legendre_tables(lmax)[1][order, degree]
-    out[:, 0, order, degree] = factor * coefficients.real
-    out[:, 1, order, degree] = -factor * coefficients.imag
-    return out
+    position, factor = _series_layout(lmax)
+    out = np.zeros((len(coefficients), 2, (lmax + 1) * (lmax + 1 + UNROLL)))
+    out[:, 0, position] = factor * coefficients.real
+    out[:, 1, position] = -factor * coefficients.imag
+    return out.reshape(len(coefficients), 2, lmax + 1, lmax + 1 + UNROLL)
 
 
 def evaluate_expansion(xi: np.ndarray, coefficients: np.ndarray, lmax: int, degree: np.ndarray | None = None):

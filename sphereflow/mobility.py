@@ -123,15 +123,15 @@ class DensityExpansion:
 
 
 class SamplingGrid:
-    """The small Gauss grid on which functions band-limited to `degree` are sampled, with room for two degrees more.
+    """The small Gauss grid on which functions band-limited to `degree` are sampled, with room for one degree more.
 
-    Products of a degree-(L+2) density with degree-(L+2) functions are integrated exactly.
+    Products of a density up to degree L + 1 with functions up to degree L + 1 are integrated exactly.
     """
 
     def __init__(self, degree: int):
         self.degree = degree
-        self.lmax = degree + 2
-        self.nlat = degree + 3 + (degree + 3) % 2
+        self.lmax = degree + 1
+        self.nlat = degree + 2 + degree % 2
         self.grid = gauss_grid(self.nlat)
         self.north = self.grid.points[: self.nlat // 2].reshape(-1, 3)
         self.area = self.grid.cell_area[:, None]
@@ -238,12 +238,18 @@ class ExpandedGroup:
 
     def squared_overlap_integrals(self) -> np.ndarray:
         """See `MobilitySet.squared_overlap_integrals`."""
-        s = self.sampling
-        pairs = np.array([s.grid.points[..., i] * s.grid.points[..., j] for i, j in PRODUCT_PAIRS])
-        plus, minus = evaluate_expansion(self._xi, self._moments(pairs), s.degree, self.degree)
+        s, wider = self.sampling, sampling_grid(self.sampling.degree + 2)
+        e = self.expansion
+        low_pass = e.transform(wider.nlat, wider.lmax).synthesis(e.coefficients(wider.lmax))
+        products = np.array([wider.grid.points[..., i] * wider.grid.points[..., j] for i, j in PRODUCT_PAIRS]) * low_pass
+        moments = e.transform(wider.nlat, s.degree).analysis(products)
+        both = evaluate_expansion(self._xi, moments, s.degree, self.degree) * self._scale
+        # x_i x_j times a function of degree L needs the wider grid's quadrature as well
+        second = e.transform(s.nlat, s.degree).analysis(s.whole(*both))
+        second = e.transform(wider.nlat, s.degree).synthesis(second)
         twice = np.array([1.0 if i == j else 2.0 for i, j in PRODUCT_PAIRS])
-        second = np.einsum("p,pij,pkij->kij", twice, pairs, s.whole(plus * self._scale, minus * self._scale))
-        return s.grid.integrate((self.values + second) * self.low_pass)
+        overlap = wider.grid.integrate(np.einsum("p,pij,pkij->kij", twice, products, second))
+        return s.grid.integrate(self.values * self.low_pass) + overlap
 
 
 class MobilitySet:
