@@ -153,7 +153,7 @@ def _particle_solver(case, threads):
     model, solver = case.model, case.solver
     positions, weights = build_tokens(case)
     return ParticleSolver(
-        operator=TokenOperator(model.velocity, DIRECTIONS[model.direction], model.tolerance, threads),
+        operator=TokenOperator(model.velocity, DIRECTIONS[model.direction], model.tolerance),
         path=build_weight_path(case),
         positions=positions,
         weights=weights,

@@ -127,7 +127,7 @@ class FiniteVolumeSolver:
             self.density, self.dt, self.step = result.state, dt, self.step + 1
             self.t = arrival(self.t, dt, target)
             self._fields = None
-            self._check()
+            self._check(self.density)
             ledger = self.ledger
             ledger.weight_work += result.integrals[0]
             ledger.dissipation_integral += result.integrals[1]
@@ -138,24 +138,25 @@ class FiniteVolumeSolver:
 
     def _try_step(self, dt: float, interval: int | None):
         def rhs(density, t):
+            self._check(density)
             return self._rates(self.operator(density, self.heads_at(t, interval)), dt)
 
         return ssprk3_step(
             self.density, self.t, dt, rhs, self.transport.reconcile, first=self._rates(self.fields, dt)
         )
 
-    def _check(self) -> None:
-        """Stop the run at a non-finite or negative density."""
-        low, high = self.density.min(), self.density.max()
+    def _check(self, density: np.ndarray) -> None:
+        """Stop the run at a non-finite or negative density, of a step or of a stage of it."""
+        low, high = density.min(), density.max()
         if math.isfinite(low) and math.isfinite(high) and low >= -NEGATIVE_TOLERANCE * high:
             return
-        bad = ~np.isfinite(self.density)
-        where = np.argmax(bad) if bad.any() else np.argmin(self.density)
-        i, j = np.unravel_index(where, self.density.shape)
+        bad = ~np.isfinite(density)
+        where = np.argmax(bad) if bad.any() else np.argmin(density)
+        i, j = np.unravel_index(where, density.shape)
         latitude = 90 - np.degrees(self.operator.grid.colatitude[i])
         longitude = np.degrees(self.operator.grid.longitude[j])
         raise NumericalError(
-            f"the density became {self.density[i, j]:.3e} at step {self.step}, t = {self.t:.6g}, cell ({i}, {j}) "
+            f"the density became {density[i, j]:.3e} at step {self.step}, t = {self.t:.6g}, cell ({i}, {j}) "
             f"(latitude {latitude:.2f}, longitude {longitude:.2f} degrees); try a smaller solver.cfl or a finer grid"
         )
 

@@ -25,6 +25,11 @@ COARSE = {
     "table_weights": ["grid.nlat=24", "solver.t_end=2"],
     "movement_ou": ["grid.nlat=32", "solver.t_end=0.4"],
     "movement_equilibrium": ["grid.nlat=16", "solver.t_end=100"],
+    "public_oscillating": ["grid.nlat=32", "initial.kappa=100", "solver.t_end=0.5", "solver.error_tolerance=1e-3"],
+    "tokens_oscillating": ["solver.t_end=0.5"],
+    "tokens_circle": ["solver.t_end=2"],
+    "tokens_dimension5": ["solver.t_end=1"],
+    "energy_identity": ["solver.t_end=1"],
     "movement_vs_transport": ["grid.nlat=24", "solver.t_end=0.2", "output.every=0.1"],
 }
 

@@ -6,8 +6,10 @@ import numpy as np
 POINT_ACCURACY = 1e-13  # of transforms at scattered points; ducc0 offers down to 3e-14
 
 
-def point_coefficients(angles: np.ndarray, weights: np.ndarray, lmax: int, nthreads: int = 1) -> np.ndarray:
+def point_coefficients(angles: np.ndarray, weights: np.ndarray, lmax: int) -> np.ndarray:
     """Coefficients sum_j weights_j conj(Y_lm(angles_j)), shape (nlm,), of point masses.
+
+    By one thread: more would add up the points in an order that depends on their number.
 
     Parameters
     ----------
@@ -16,11 +18,9 @@ def point_coefficients(angles: np.ndarray, weights: np.ndarray, lmax: int, nthre
     weights : ndarray, shape (n,)
     lmax : int
         Largest degree.
-    nthreads : int
-        Threads to use.
     """
     return ducc0.sht.adjoint_synthesis_general(
-        map=weights[None], loc=angles, spin=0, lmax=lmax, mmax=lmax, epsilon=POINT_ACCURACY, nthreads=nthreads
+        map=weights[None], loc=angles, spin=0, lmax=lmax, mmax=lmax, epsilon=POINT_ACCURACY, nthreads=1
     )[0]
 
 

@@ -30,18 +30,15 @@ class TokenOperator:
         s = +1 (ascend) or -1 (descend).
     tolerance : float
         Relative accuracy of mobilities where the kernel expansion is used.
-    nthreads : int
-        Threads of the transforms; those of the compiled sums are numba's.
     """
 
     velocity: str = "attention"
     direction: int = -1
     tolerance: float = 1e-10
-    nthreads: int = 1
 
     def __call__(self, positions: np.ndarray, weights: np.ndarray, heads: Heads) -> "TokenFields":
         """The model's fields at tokens (n, d) of weights (n,)."""
-        return TokenFields(self, TokenMeasure(positions, weights, self.nthreads), heads)
+        return TokenFields(self, TokenMeasure(positions, weights), heads)
 
 
 class TokenFields:

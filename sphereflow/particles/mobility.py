@@ -35,14 +35,11 @@ class TokenMeasure:
         Unit vectors.
     weights : ndarray, shape (n,)
         Masses p_i >= 0 of sum 1.
-    nthreads : int
-        Threads of the adjoint transform; results do not depend on it beyond round-off.
     """
 
-    def __init__(self, positions: np.ndarray, weights: np.ndarray, nthreads: int = 1):
+    def __init__(self, positions: np.ndarray, weights: np.ndarray):
         self.positions = np.ascontiguousarray(positions, dtype=float)
         self.weights = np.ascontiguousarray(weights, dtype=float)
-        self.nthreads = nthreads
         self._coefficients: dict[int, np.ndarray] = {}
 
     @property
@@ -74,7 +71,7 @@ class TokenMeasure:
     def coefficients(self, lmax: int) -> np.ndarray:
         """Spherical-harmonic coefficients sum_i p_i conj(Y_lm(x_i)) up to degree `lmax`, for tokens on S^2."""
         if lmax not in self._coefficients:
-            self._coefficients[lmax] = point_coefficients(self.angles, self.weights, lmax, self.nthreads)
+            self._coefficients[lmax] = point_coefficients(self.angles, self.weights, lmax)
         return self._coefficients[lmax]
 
     def moment_coefficients(self, degree: int, second: bool = False) -> np.ndarray:

@@ -39,9 +39,10 @@ def plot_comparison(comparison, path=None) -> Figure:
         ax.plot(t, b, label=names[1], lw=1.5, ls="--", color="tab:orange")
         quantity = next((q for q in comparison.quantities if q.name == name), None)
         if quantity is not None and quantity.noise.any():
-            for sign in (-1, 1):
-                band = quantity.a + sign * 2 * quantity.noise
-                ax.plot(quantity.times, band, ".", color="0.5", label="± 2 σ of sampling" if sign > 0 else None)
+            ax.errorbar(
+                quantity.times, quantity.a, 2 * quantity.noise, fmt="none", ecolor="0.4", capsize=4,
+                label="± 2 σ of sampling", zorder=3,
+            )  # fmt: skip
         ax.set(title=LABELS[name], xlabel="t")
         ax.legend(fontsize="small")
     _plot_sigmas(axes[-1], comparison)

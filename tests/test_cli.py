@@ -1,0 +1,203 @@
+"""The command line as a stranger meets it: commands, outputs, exit codes, and what is left behind after an error."""
+
+import json
+import subprocess
+import sys
+
+import numpy as np
+import pytest
+import xarray as xr
+
+import sphereflow
+from sphereflow.cli import main
+from sphereflow.errors import CaseError, NumericalError, OutputError
+
+CASE = """
+schema = 1
+title = "A small run"
+[grid]
+nlat = 16
+[model]
+direction = "ascend"
+[heads]
+count = 2
+schedule = "oscillating"
+initial = "gaussian-symmetric"
+seed = 1
+[initial]
+kind = "vmf-mixture"
+centers = [[1, 0, 0], [0, 1, 1]]
+kappa = 5.0
+[solver]
+kind = "finite-volume"
+t_end = 0.2
+[output]
+file = "small.nc"
+every = 0.1
+fields = ["density", "potential", "effective_mobility", "first_variation", "velocity"]
+"""
+
+
+@pytest.fixture
+def case(tmp_path, monkeypatch):
+    monkeypatch.chdir(tmp_path)
+    path = tmp_path / "small.toml"
+    path.write_text(CASE)
+    return path
+
+
+def test_run_then_info(case, capsys):
+    assert main(["run", str(case), "--quiet"]) == 0
+    line, path = capsys.readouterr().out.splitlines()
+    assert line.startswith("complete: t = 0.2,") and "mass drift" in line and "energy residual" in line
+    assert path == "small.nc"
+    assert main(["info", "small.nc"]) == 0
+    text = capsys.readouterr().out
+    for word in ("A small run", "complete", "16 x 32", "2 heads", "finite-volume", "mass drift", "energy residual"):
+        assert word in text
+    assert main(["info", "small.nc", "--json"]) == 0
+    summary = json.loads(capsys.readouterr().out)
+    assert summary["status"] == "complete" and summary["records"] == 3 and summary["mass_drift"] < 1e-12
+
+
+def test_what_a_run_leaves_behind(case):
+    assert main(["run", str(case), "--quiet"]) == 0
+    with xr.open_dataset("small.nc") as run:
+        assert run.t.values.tolist() == [0.0, 0.1, 0.2]
+        for name in ("density", "potential", "effective_mobility", "first_variation", "velocity_east", "velocity_north"):
+            assert run[name].dims == ("t", "lat", "lon") and np.isfinite(run[name]).all()
+        total = (run.density * run.cell_area).sum(["lat", "lon"])
+        assert np.allclose(total, 1.0, rtol=0, atol=1e-12)
+        assert run.logits.dims == ("t", "head", "row", "col")
+        assert float(run.edi_residual[-1]) != 0 and abs(float(run.edi_residual[-1])) < 1e-3
+        assert run.attrs["sphereflow_status"] == "complete" and "nlat = 16" in run.attrs["sphereflow_case"]
+
+
+def test_output_exists(case, capsys):
+    assert main(["run", str(case), "--quiet"]) == 0
+    before = (case.parent / "small.nc").read_bytes()
+    assert main(["run", str(case), "--quiet"]) == 4
+    assert "small.nc" in capsys.readouterr().err
+    assert (case.parent / "small.nc").read_bytes() == before
+    assert main(["run", str(case), "--quiet", "--force", "--set", "title='second'"]) == 0
+    assert (case.parent / "small.nc.bak").read_bytes() == before
+    with xr.open_dataset("small.nc") as run:
+        assert run.attrs["title"] == "second"
+
+
+@pytest.mark.parametrize(
+    ("setting", "words"),
+    [
+        ("grid.nlatt=32", "grid.nlatt: unknown key; did you mean nlat?"),
+        ("grid.nlat=15", "grid.nlat: 15"),
+        ("solver.t_end=0", "solver.t_end: 0"),
+        ("output.every=7", "output.every"),
+        ("heads.initial='file.npz'", "heads.initial"),
+        ("model.backend='fftw'", "model.backend"),
+        ("initial.kappa=0", "initial.kappa"),
+        ("initial.kappa=1e6", "kappa"),
+    ],
+)
+def test_bad_settings_exit_with_2_and_write_nothing(case, capsys, setting, words):
+    assert main(["run", str(case), "--quiet", "--set", setting]) == 2
+    error = capsys.readouterr().err
+    assert words in error and "Traceback" not in error
+    assert sorted(p.name for p in case.parent.iterdir()) == ["small.toml"]
+
+
+def test_unreadable_case_files(tmp_path, capsys):
+    assert main(["run", str(tmp_path / "absent.toml")]) == 2
+    assert "absent.toml" in capsys.readouterr().err
+    broken = tmp_path / "broken.toml"
+    broken.write_text("schema = 1\n[grid\n")
+    assert main(["validate", str(broken)]) == 2
+    assert "line 2" in capsys.readouterr().err
+
+
+def test_output_folder_missing(case, capsys):
+    assert main(["run", str(case), "--quiet", "-o", "no/such/folder/a.nc"]) == 4
+    assert "no/such/folder" in capsys.readouterr().err
+    assert sorted(p.name for p in case.parent.iterdir()) == ["small.toml"]
+
+
+def test_numerical_failure_exits_with_3_and_leaves_a_readable_file(case, capsys):
+    """The plain gradient flow with logits of norm 800 overflows: the message says where, the file still opens."""
+    overflow = ["--set", "model.velocity='unnormalized'", "--set", "heads.scale=400.0"]
+    assert main(["run", str(case), "--quiet", *overflow]) == 3
+    error = capsys.readouterr().err
+    assert "step" in error and "t = " in error
+    with sphereflow.open_run("small.nc") as run:
+        assert run.attrs["sphereflow_status"].startswith("failed: ")
+        assert run.sizes["t"] >= 1
+
+
+def test_fixed_step_beyond_stability_exits_with_3(case, capsys):
+    assert main(["run", str(case), "--quiet", "--set", "solver.dt=0.1", "--set", "heads.scale=5.0"]) == 3
+    assert "stability bound" in capsys.readouterr().err
+
+
+def test_validate_prints_the_resolved_case(case, capsys):
+    assert main(["validate", str(case)]) == 0
+    printed = capsys.readouterr()
+    assert "tolerance = 1e-10" in printed.out and "valid" in printed.err
+    case.with_name("again.toml").write_text(printed.out)
+    assert main(["validate", "again.toml"]) == 0
+    assert capsys.readouterr().out == printed.out
+    assert not (case.parent / "small.nc").exists()
+
+
+def test_backends(capsys):
+    assert main(["backends"]) == 0
+    text = capsys.readouterr().out
+    assert "ducc0" in text and "self-test passed" in text and "auto" in text
+    assert main(["backends", "--json"]) == 0
+    assert json.loads(capsys.readouterr().out)["auto"] in ("shtns", "ducc0")
+
+
+def test_info_of_something_else(case, capsys):
+    assert main(["info", str(case)]) == 4
+    assert "small.toml" in capsys.readouterr().err
+
+
+def test_python_interface(case):
+    with sphereflow.run(case, "other.nc", overrides=["solver.t_end=0.1"]) as run:
+        assert run.sizes["t"] == 2 and run.attrs["sphereflow_status"] == "complete"
+    with pytest.raises(OutputError, match=r"other\.nc"):
+        sphereflow.run(case, "other.nc")
+    with pytest.raises(CaseError, match="threads"):
+        sphereflow.run(case, "third.nc", threads=0)
+    with pytest.raises(NumericalError):
+        sphereflow.run(case, "fourth.nc", overrides=["solver.dt=0.2", "output.every=0.2", "heads.scale=5.0"])
+
+
+def test_threads_do_not_change_the_result(case):
+    densities = []
+    for threads in (1, 2):
+        with sphereflow.run(case, f"threads{threads}.nc", threads=threads) as run:
+            densities.append(run.density.values)
+    assert np.array_equal(densities[0], densities[1])
+
+
+def test_weights_in_the_file_are_the_weights_of_the_run(case):
+    from sphereflow.storage import read_weight_path
+
+    with sphereflow.run(case) as run:
+        path = read_weight_path("small.nc")
+        for k, t in enumerate(run.t.values):
+            assert np.array_equal(run.logits.values[k], path.logits_at(t))
+
+
+def test_help_is_quick_to_import():
+    """The command line loads numpy, numba and xarray only when a command needs them."""
+    code = "import sys, sphereflow.cli; sys.exit(any(m in sys.modules for m in ('numpy', 'numba', 'xarray', 'pydantic')))"
+    assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def test_module_runs_as_a_program(case):
+    done = subprocess.run(
+        [sys.executable, "-m", "sphereflow.cli", "run", str(case), "--set", "output.file='p.nc'"],
+        capture_output=True, text=True, cwd=case.parent, check=False,
+    )  # fmt: skip
+    assert done.returncode == 0, done.stderr
+    assert done.stdout.splitlines()[-1] == "p.nc"
+    assert done.stderr == ""
