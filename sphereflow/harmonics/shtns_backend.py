@@ -14,20 +14,23 @@ MINIMUM_VERSION = (3, 7)
 
 @contextlib.contextmanager
 def _quiet_stdout():
-    """Send file descriptor 1 to the null device: SHTns prints a banner there that no verbosity setting silences."""
+    """Drop what is written to standard output: SHTns prints banners there that no verbosity setting silences.
+
+    Both ways are closed, Python's `sys.stdout` (which notebooks replace) and file descriptor 1 beneath it.
+    """
     sys.stdout.flush()
-    try:
-        saved = os.dup(1)
-    except OSError:  # no standard output at all: nothing to keep quiet
-        yield
-        return
-    try:
-        with open(os.devnull, "w") as null:
+    with open(os.devnull, "w") as null, contextlib.redirect_stdout(null):
+        try:
+            saved = os.dup(1)
+        except OSError:  # no standard output at all: nothing more to keep quiet
+            yield
+            return
+        try:
             os.dup2(null.fileno(), 1)
-        yield
-    finally:
-        os.dup2(saved, 1)
-        os.close(saved)
+            yield
+        finally:
+            os.dup2(saved, 1)
+            os.close(saved)
 
 
 def import_shtns():

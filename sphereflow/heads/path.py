@@ -1,7 +1,8 @@
 """The weights of a run as functions of time.
 
 Smooth paths are stored with their exact time derivatives and interpolated by cubic Hermite polynomials (C^1, fourth
-order in the step); the others are piecewise linear, and their kinks are the `breakpoints` a time stepper must land on.
+order in the step); the others are piecewise linear, or piecewise constant as the layers of a transformer are, and their
+kinks and jumps are the `breakpoints` a time stepper must land on.
 """
 
 from bisect import bisect_right
@@ -33,8 +34,8 @@ class WeightPath:
         Value matrices V_h at the nodes, interpolated linearly. None: V_h = direction * A_h.
     rate : ndarray, shape (K, H, d, d), optional
         dA_h/dt at the nodes; required by "hermite", unused by "linear".
-    interpolation : {"linear", "hermite"}
-        How A_h is interpolated between nodes.
+    interpolation : {"linear", "hermite", "step"}
+        How A_h is interpolated between nodes; with "step" A_h and V_h keep the values of a node up to the next one.
     mean : ndarray, shape (d, d) or (H, d, d), optional
         Mean of the Ornstein-Uhlenbeck law; None for the other schedules.
     relaxation : float, optional
@@ -43,6 +44,8 @@ class WeightPath:
         Variance sigma^2 of the noise on the weights; 0 for paths without noise.
     phase : ndarray, shape (H,), optional
         Phases of the oscillating forcing.
+    concentration : ndarray, shape (H,), optional
+        Concentration kappa_h >= 0 of the von Mises-Fisher likelihood of each head of a score-based variational flow.
 
     Notes
     -----
@@ -62,9 +65,10 @@ class WeightPath:
     relaxation: float | None = None
     noise_var: float = 0.0
     phase: np.ndarray | None = None
+    concentration: np.ndarray | None = None
 
     def __post_init__(self):
-        for name in ("time", "logits", "head_weight", "values", "rate", "mean", "phase"):
+        for name in ("time", "logits", "head_weight", "values", "rate", "mean", "phase", "concentration"):
             array = getattr(self, name)
             if array is not None:
                 array = np.asarray(array, dtype=float).view()
@@ -80,7 +84,9 @@ class WeightPath:
             array = getattr(self, name)
             if array is not None and array.shape != self.logits.shape:
                 raise ValueError(f"{name} has shape {array.shape}; expected {self.logits.shape}")
-        if self.interpolation not in ("linear", "hermite"):
+        if self.concentration is not None and self.concentration.shape != self.head_weight.shape:
+            raise ValueError(f"concentration has shape {self.concentration.shape}; expected {self.head_weight.shape}")
+        if self.interpolation not in ("linear", "hermite", "step"):
             raise ValueError(f"unknown interpolation {self.interpolation!r}")
         if self.interpolation == "hermite" and self.rate is None:
             raise ValueError("hermite interpolation needs the rates")
@@ -113,6 +119,8 @@ class WeightPath:
     def logits_at(self, t: float, interval: int | None = None) -> np.ndarray:
         """Logit matrices A_h(t), shape (H, d, d)."""
         k, s, length = self._locate(t, interval)
+        if self.interpolation == "step":
+            return self.logits[k]
         if self.interpolation == "linear":
             return linear(s, self.logits[k], self.logits[k + 1])
         return _hermite(s, length, self.logits[k], self.rate[k], self.logits[k + 1], self.rate[k + 1])
@@ -127,6 +135,8 @@ class WeightPath:
         if self.values is None:
             return None
         k, s, _ = self._locate(t, interval)
+        if self.interpolation == "step":
+            return self.values[k]
         return linear(s, self.values[k], self.values[k + 1])
 
     def drift_at(self, t: float, interval: int | None = None) -> np.ndarray:
@@ -139,6 +149,8 @@ class WeightPath:
         """dA/dt at position s of the given intervals, shape (number of intervals, H, d, d)."""
         following = slice(pieces.start + 1, pieces.stop + 1)
         left, right = self.logits[pieces], self.logits[following]
+        if self.interpolation == "step":
+            return np.zeros_like(left)
         if self.interpolation == "linear":
             return (right - left) / length
         return _hermite_rate(s, length, left, self.rate[pieces], right, self.rate[following])
@@ -147,8 +159,11 @@ class WeightPath:
     def breakpoints(self) -> np.ndarray:
         """Interior times where the slope of the logits or values jumps by more than round-off, ascending.
 
-        Hermite paths are C^1 and have none.
+        Hermite paths are C^1 and have none; the breakpoints of a "step" path are all of its interior nodes, where layers
+        meet, also where two layers have equal weights.
         """
+        if self.interpolation == "step":
+            return self.time[1:-1]
         kink = np.zeros(self.time.size - 2, dtype=bool)
         if self.interpolation == "linear":
             kink |= _slope_jumps(self.time, self.logits)
@@ -175,7 +190,8 @@ class WeightPath:
         """Length of the weight path, the integral of sum_h w_h |dA_h/dt|_F from the first node to t.
 
         Exact for linear pieces, five-point Gauss quadrature on each interval for Hermite pieces. The variation of a
-        noisy path is that of its interpolant and grows without bound as its step is refined.
+        noisy path is that of its interpolant and grows without bound as its step is refined. That of a "step" path is the
+        sum of its jumps up to t, one at t included.
         """
         k, s, length = self._locate(t, None)
         part = self._piece_variation(slice(k, k + 1), s, np.full((1, 1, 1, 1), length))
@@ -183,12 +199,16 @@ class WeightPath:
 
     @cached_property
     def _variation_at_nodes(self) -> np.ndarray:
+        if self.interpolation == "step":
+            return np.concatenate([[0.0], np.cumsum(self._speed(np.diff(self.logits, axis=0)))])
         length = np.diff(self.time)[:, None, None, None]
         pieces = self._piece_variation(slice(0, self.time.size - 1), 1.0, length)
         return np.concatenate([[0.0], np.cumsum(pieces)])
 
     def _piece_variation(self, pieces: slice, s: float, length: np.ndarray) -> np.ndarray:
         """Variation from the left node to position s of each interval."""
+        if self.interpolation == "step":
+            return np.zeros(pieces.stop - pieces.start)
         if self.interpolation == "linear":
             speed = 2.0 * self._speed(self._piece_rate(pieces, 0.0, length))
         else:

@@ -13,7 +13,16 @@ oscillating
     dD/dt = F_h(t) - D with a forcing F_h whose entries are constants plus sinusoids of t' = t + phase_h. Scheme "exact"
     evaluates the closed-form solution; "euler" is the explicit step dD = (F_h(t_k) - D) step.
 table
-    Piecewise linear through the matrices of a file (learned weights).
+    Piecewise linear through the matrices of a file (learned weights), or piecewise constant: layer after layer.
+
+Score-based variational flow
+----------------------------
+With kind = "svflow" a head has a concentration kappa_h and the likelihood p(x | y) = vMF(x; y, kappa_h) of token x under
+each other token y, whose score is kappa_h P_x y. The head's velocity is the mean of that score over a posterior q(y | x):
+
+* posterior = "exact", q = p(y | x) = p(x | y) rho(y) / p(x): since grad p(x) = int p(x|y) kappa_h P_x y rho(y) dy, it is
+  grad log p with p(x) = int vMF(x; y, kappa_h) rho(y) dy = C(kappa_h) m_h(x), that is A_h = V_h = kappa_h I;
+* posterior = "attention", q = softmax of x . A_h y over rho with logits of their own: V_h = kappa_h I.
 
 Random numbers
 --------------
@@ -97,6 +106,9 @@ def sample_weight_path(spec, t_end: float, dimension: int = 3, read_arrays: Call
         pieces = schedule(spec, t_end, initial)
     nodes = pieces["logits"].shape
     values = _value_matrices(spec, nodes[1:], read_arrays)
+    if is_variational(spec):
+        pieces["concentration"] = concentrations(spec, nodes[1])
+        values = _score_matrices(spec, pieces["concentration"], dimension)
     if values is not None:
         pieces["values"] = np.broadcast_to(values, nodes)
     return WeightPath(head_weight=_head_weights(spec, nodes[1]), **pieces)
@@ -114,6 +126,8 @@ def initial_logits(spec, dimension: int = 3, read_arrays: Callable | None = None
         If the matrices have the wrong shape or are not finite, or, for the two symmetric schedules, not symmetric.
     """
     shape = (spec.count, dimension, dimension)
+    if is_variational(spec) and spec.posterior == "exact":
+        return concentrations(spec, spec.count or 1)[:, None, None] * np.eye(dimension)
     if spec.matrices is not None:
         source, initial = "heads.matrices", _given_matrices(spec.matrices, shape, "heads.matrices")
     elif spec.file is not None:
@@ -124,6 +138,34 @@ def initial_logits(spec, dimension: int = 3, read_arrays: Callable | None = None
     if spec.schedule in ("ornstein-uhlenbeck", "oscillating"):
         initial = _symmetric(initial, source, spec.schedule)
     return spec.scale * initial
+
+
+def is_variational(spec) -> bool:
+    """Whether a [heads] table asks for the heads of a score-based variational flow."""
+    return getattr(spec, "kind", "attention") == "svflow"
+
+
+def concentrations(spec, count: int) -> np.ndarray:
+    """Concentrations kappa_h of the likelihoods, shape (count,).
+
+    Raises
+    ------
+    CaseError
+        If there is none, a negative or non-finite one, or another number of them than heads.
+    """
+    if spec.kappa is None:
+        raise CaseError('heads.kappa: missing; kind = "svflow" needs a concentration, or one for each head')
+    kappa = np.asarray(spec.kappa, dtype=float)
+    if kappa.ndim and kappa.shape != (count,):
+        raise CaseError(f"heads.kappa: shape {kappa.shape}; expected ({count},), one for each head, or one number")
+    if not np.all(np.isfinite(kappa)) or np.any(kappa < 0):
+        raise CaseError(f"heads.kappa: {kappa.tolist()} is not allowed; must be finite and >= 0")
+    return np.broadcast_to(kappa, count).copy()
+
+
+def _score_matrices(spec, kappa, dimension):
+    """V_h = kappa_h I (H, d, d); None for the exact posterior, where V_h = A_h and a potential carries all heads."""
+    return None if spec.posterior == "exact" else kappa[:, None, None] * np.eye(dimension)
 
 
 def _named_family(spec, count, dimension):
@@ -155,7 +197,7 @@ def _named_matrix(name, dimension):
 
 def _value_matrices(spec, shape, read_arrays):
     """Constant value matrices (H, d, d) or (d, d), or None where V = direction * A or a table has its own."""
-    if spec.values is None:
+    if spec.values is None or is_variational(spec):
         return None
     if not isinstance(spec.values, str | PathLike):
         return _given_matrices(spec.values, shape, "heads.values")
@@ -379,15 +421,17 @@ _SCHEDULES = {"frozen": _frozen, "ornstein-uhlenbeck": _ornstein_uhlenbeck, "osc
 
 
 def _table(spec, t_end, dimension, read_arrays):
-    """The piecewise-linear path through a file's nodes, from t = 0."""
-    arrays = read_arrays(spec.file, ("t", "logits"), ("values",) if spec.values is None else ())
+    """The path through a file's nodes, from t = 0: piecewise linear, or piecewise constant with the last layer held on."""
+    own_values = spec.values is None and not is_variational(spec)
+    arrays = read_arrays(spec.file, ("t", "logits"), ("values",) if own_values else ())
     time = arrays.pop("t")
+    layers = getattr(spec, "interpolation", "linear") == "step"
     _check_array(time, (None,), spec.file, "t", "node")
     shape = (time.size, spec.count, dimension, dimension)
     _check_array(arrays["logits"], shape, spec.file, "logits", "t, head, row, col")
     if "values" in arrays:
         _check_array(arrays["values"], arrays["logits"].shape, spec.file, "values", "t, head, row, col")
-    if time.size < 2:
+    if time.size < 2 and not layers:
         raise CaseError(f"{spec.file}: array 't' has {time.size} entries; a table needs at least two")
     if not np.all(np.diff(time) > 0):
         k = int(np.argmin(np.diff(time) > 0))
@@ -395,9 +439,12 @@ def _table(spec, t_end, dimension, read_arrays):
         raise CaseError(f"{spec.file}: array 't' must increase strictly; {pair}")
     if time[0] > 0:
         raise CaseError(f"{spec.file}: the table starts at t = {time[0]}, after the start of the run at t = 0")
-    if time[-1] < t_end * (1 - ROUND_OFF):
+    short = time[-1] < t_end * (1 - ROUND_OFF)
+    if short and not layers:
         raise CaseError(f"{spec.file}: the table ends at t = {time[-1]}, before t_end = {t_end}")
     arrays["logits"] = spec.scale * arrays["logits"]
+    if layers:
+        return _layers(time, arrays, t_end if short else None)
     start = int(np.searchsorted(time, 0.0, side="right")) - 1
     s = -time[start] / (time[start + 1] - time[start])
     pieces = {"time": np.concatenate([[0.0], time[start + 1 :]])}
@@ -405,3 +452,14 @@ def _table(spec, t_end, dimension, read_arrays):
         first = linear(s, array[start], array[start + 1])
         pieces[name] = np.concatenate([first[None], array[start + 1 :]])
     return pieces
+
+
+def _layers(time, arrays, end):
+    """The piecewise-constant path from t = 0; the last layer lasts until `end` if that is not None."""
+    start = int(np.searchsorted(time, 0.0, side="right")) - 1
+    pieces = {"time": np.concatenate([[0.0], time[start + 1 :]]), "interpolation": "step"}
+    pieces |= {name: array[start:] for name, array in arrays.items()}
+    if end is None:
+        return pieces
+    pieces["time"] = np.append(pieces["time"], end)
+    return pieces | {name: np.concatenate([pieces[name], pieces[name][-1:]]) for name in arrays}

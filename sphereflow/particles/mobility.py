@@ -4,8 +4,8 @@ For a matrix B, m(x) = M(B^T x) with M(xi) = sum_j p_j exp(xi . y_j); its logari
 all that velocities, energies and their rates need. Two ways to get them:
 
 * on S^2, by the expansion of `sphereflow.kernel`: the coefficients of the measure are one adjoint transform, those of
-  y_i rho follow from them on a small Gauss grid (exactly: multiplying by y_i mixes neighbouring degrees only), and each
-  token then costs one sum over the degrees that |B| needs: O(n L^2);
+  y_i rho follow from them exactly on a small Gauss grid, and each token then costs one sum over the degrees that |B|
+  needs: O(n L^2);
 * by the positive sum over all pairs, O(n^2): for few tokens, in other dimensions, for matrices whose expansion would be
   the longer sum, and for the single tokens at which the expansion would lose digits to cancellation.
 """
@@ -18,7 +18,7 @@ import numpy as np
 
 from sphereflow.harmonics import get_transform, point_coefficients
 from sphereflow.kernel import direct_sum, evaluate_expansion, expansion_degree, expansion_is_accurate
-from sphereflow.mobility import PRODUCT_PAIRS, change_degree, sampling_grid
+from sphereflow.mobility import PRODUCT_PAIRS, change_degree, gauss_grid
 
 CHUNK = 2**13  # tokens handled at a time: their arrays stay in the cache
 FEW_TOKENS = 256  # up to here the direct sum is the faster one
@@ -76,13 +76,14 @@ class TokenMeasure:
 
     def moment_coefficients(self, degree: int, second: bool = False) -> np.ndarray:
         """Coefficients up to `degree` of rho, the y_a rho and, if asked, the y_a y_b rho of PRODUCT_PAIRS."""
-        s = sampling_grid(degree)
-        rho = self.coefficients(s.lmax)
-        y = np.moveaxis(s.grid.points, -1, 0)
+        lmax = degree + (2 if second else 1)  # multiplying by y_a mixes neighbouring degrees only
+        nlat = max(degree + 3 + (degree + 3) % 2, 8)  # whose quadrature is exact up to degree + lmax + 2
+        rho = self.coefficients(lmax)
+        y = np.moveaxis(gauss_grid(nlat).points, -1, 0)
         factors = [y, np.array([y[a] * y[b] for a, b in PRODUCT_PAIRS])] if second else [y]
-        low_pass = get_transform(s.nlat, s.lmax, "ducc0").synthesis(rho)
-        moments = get_transform(s.nlat, degree, "ducc0").analysis(np.concatenate(factors) * low_pass)
-        return np.concatenate([change_degree(rho, s.lmax, degree)[None], moments])
+        low_pass = get_transform(nlat, lmax, "ducc0").synthesis(rho)
+        moments = get_transform(nlat, degree, "ducc0").analysis(np.concatenate(factors) * low_pass)
+        return np.concatenate([change_degree(rho, lmax, degree)[None], moments])
 
 
 class TokenMobilities:
@@ -165,6 +166,6 @@ class TokenMobilities:
 
 
 def _even_degree(radius: float, log_target: float) -> int:
-    """The expansion's degree, rounded up to an even one of at least 4 so that few sampling grids are ever built."""
+    """The expansion's degree, rounded up to an even one of at least 4 so that few small grids are ever built."""
     degree = max(expansion_degree(radius, log_target), 4)
     return degree + degree % 2

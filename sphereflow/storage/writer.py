@@ -423,6 +423,7 @@ def _define_weights(group, path: WeightPath) -> None:
         ("values", nodes, "value matrices of the heads"),
         ("mean", nodes[1:], "mean of the Ornstein-Uhlenbeck law"),
         ("phase", ("head",), "phase of the forcing of each head, radians"),
+        ("concentration", ("head",), "concentration of the von Mises-Fisher likelihood of each head"),
     ):
         values = getattr(path, name)
         if values is not None:
