@@ -20,6 +20,7 @@ REQUIREMENTS = [
     "pydantic>=2.7",
     "tqdm>=4.64",
     "tomli_w>=1.0",
+    "POT>=0.9.4",
 ]
 EXTRAS = {
     "shtns": ["shtns>=3.7"],

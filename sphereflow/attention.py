@@ -11,22 +11,26 @@ Velocities (s = +1 ascend, -1 descend):
     gradient-flow  v = (s / b) grad xi            the gradient flow of E in the metric weighted by b
     unnormalized   v = s grad xi
 
+A local drift u(x) (`sphereflow.drift`), if there is one, is added to each of them.
+
 `attention` and `gradient-flow` are the same for one symmetric head and differ otherwise.
 
 Logarithms and reciprocals of the m_h are taken on the coarsest Gauss grid that resolves the result (its coefficients must
 have died out), then carried to the full grid by one synthesis; where none does they are taken on the full grid.
 """
 
+from collections.abc import Callable
 from dataclasses import dataclass, field
 from functools import cached_property, lru_cache
 
 import numpy as np
 
 from sphereflow.cells import node_values
-from sphereflow.faces import gradient_at_faces, vector_at_faces
+from sphereflow.drift import Drift
+from sphereflow.faces import field_at_faces, gradient_at_faces, vector_at_faces
 from sphereflow.grid import GaussGrid
 from sphereflow.harmonics import degrees_and_orders, get_transform
-from sphereflow.mobility import DensityExpansion, MobilitySet, change_degree, gauss_grid, spectral_norm
+from sphereflow.mobility import DensityExpansion, MobilitySet, change_degree, spectral_norm
 
 VELOCITY_MODELS = ("attention", "gradient-flow", "unnormalized")
 NONLINEAR_GRIDS = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -47,18 +51,25 @@ class Heads:
         V_h; None stands for V_h = s A_h.
     rate : ndarray, shape (H, 3, 3), or None
         dA_h/dt, for the work of the weights; None where they do not move.
+    concentration : ndarray, shape (H,), or None
+        kappa_h of the likelihoods of a score-based variational flow.
     """
 
     logits: np.ndarray
     weight: np.ndarray
     values: np.ndarray | None = None
     rate: np.ndarray | None = None
+    concentration: np.ndarray | None = None
 
     @classmethod
     def on_path(cls, path, t: float, interval: int | None = None) -> "Heads":
         """The weights of a `WeightPath` at a time, seen from one smooth piece of it."""
         return cls(
-            path.logits_at(t, interval), path.head_weight, path.values_at(t, interval), path.rate_at(t, interval)
+            path.logits_at(t, interval),
+            path.head_weight,
+            path.values_at(t, interval),
+            path.rate_at(t, interval),
+            path.concentration,
         )
 
 
@@ -79,6 +90,8 @@ class AttentionOperator:
     two_point : bool
         The first-order finite volumes of minimising movements: cell values stand at the nodes, and the gradient at a
         face is the difference of its two nodes. Otherwise both are of fourth order.
+    drift : Drift, optional
+        Local drift, added to the velocity.
 
     Attributes
     ----------
@@ -94,12 +107,23 @@ class AttentionOperator:
     backend: str = "auto"
     nthreads: int = 1
     two_point: bool = False
+    drift: Drift | None = None
     level: dict[str, int] = field(default_factory=dict)
 
     @cached_property
     def nonlinear_grids(self) -> tuple[int, ...]:
         """Latitudes of the grids on which logarithms may be taken; the last is the full grid."""
         return (*[n for n in NONLINEAR_GRIDS if 4 * n <= 3 * self.grid.nlat], self.grid.nlat)
+
+    @cached_property
+    def drift_at_faces(self) -> tuple[np.ndarray, np.ndarray]:
+        """Normal components of the drift at the midpoints of the faces, east and south; it does not change in time."""
+        return field_at_faces(self.grid, self.drift)
+
+    @cached_property
+    def drift_at_nodes(self) -> np.ndarray:
+        """Components of the drift to the south and east at the nodes, (2, nlat, nlon)."""
+        return tangent_components(self.grid, np.moveaxis(self.drift(self.grid.points), -1, 0))
 
     def node_values(self, cells: np.ndarray) -> np.ndarray:
         """Values at the nodes of a field (nlat, nlon) given in the cells."""
@@ -129,11 +153,11 @@ class AttentionOperator:
                 values = compute(nlat)
                 lmax = nlat - 1
                 coefficients = self._transform(nlat, lmax).analysis(values)
-                tail = _tail(coefficients, lmax)
-                if tail <= self._allowed_tail(coefficients):
+                allowed = self._allowed_tail(coefficients)
+                if _neglected(coefficients, lmax) <= allowed:
                     lower = level - 1
                     easy = lower >= 0 and grids[lower] >= smallest
-                    if easy and _tail(coefficients, lmax, grids[lower]) <= 0.1 * self._allowed_tail(coefficients):
+                    if easy and _norm(coefficients[_from_degree(lmax, grids[lower])]) <= 0.1 * allowed:
                         level = lower
                     self.level[name] = level
                     return NonlinearField(self, lmax, coefficients, None)
@@ -149,20 +173,48 @@ class AttentionOperator:
     def _transform(self, nlat, lmax):
         return get_transform(nlat, lmax, self.backend, self.nthreads)
 
+    def level_state(self, fields: "AttentionFields | None", before: dict[str, int]) -> dict:
+        """What `restore_level` needs: the levels now, those `before` the present fields, and which of these are computed."""
+        resolved = [] if fields is None else fields.resolved
+        return {"level": dict(self.level), "level_before": dict(before if resolved else self.level), "resolved": resolved}
+
+    def restore_level(self, state: dict, make_fields: Callable[[], "AttentionFields"]) -> None:
+        """Bring back the levels of a `level_state`, such that present and later fields come out bit for bit.
+
+        The last digits of a field depend on the level at which its search began. So the levels go back to those before
+        the present fields, and the fields that the saved run had computed by then are computed again.
+        """
+        self.level.clear()
+        self.level.update(state["level_before"])
+        if state["resolved"]:
+            fields = make_fields()
+            for name in state["resolved"]:
+                getattr(fields, name)
+        self.level.update(state["level"])
+
+
+def tangent_components(grid: GaussGrid, vector: np.ndarray) -> np.ndarray:
+    """Components to the south and east, (2, nlat, nlon), of Cartesian vectors (3, nlat, nlon) at the nodes."""
+    u = np.moveaxis(vector, 0, -1)
+    return np.stack([np.sum(u * grid.e_theta, axis=-1), np.sum(u * grid.e_phi, axis=-1)])
+
 
 def _norm(coefficients: np.ndarray) -> float:
     return float(np.sqrt(np.vdot(coefficients, coefficients).real))
 
 
 @lru_cache(maxsize=128)
-def _last_eighth(lmax: int, nlat: int) -> np.ndarray:
-    """Positions, in coefficients up to `lmax`, of the last eighth of the degrees of a grid, and of all beyond it."""
-    return np.flatnonzero(degrees_and_orders(lmax)[0] >= (nlat - 1) * 7 / 8)
+def _from_degree(lmax: int, start: float, stop: float = np.inf) -> np.ndarray:
+    """Positions of the coefficients with start <= degree < stop."""
+    degree, _ = degrees_and_orders(lmax)
+    return np.flatnonzero((degree >= start) & (degree < stop))
 
 
-def _tail(coefficients: np.ndarray, lmax: int, nlat: int | None = None) -> float:
-    """Size of the coefficients in the last eighth of the degrees of a grid with `nlat` latitudes (default: the whole)."""
-    return _norm(coefficients[_last_eighth(lmax, lmax + 1 if nlat is None else nlat)])
+def _neglected(coefficients: np.ndarray, lmax: int) -> float:
+    """Size of what lies beyond the last degree, if it goes on falling as from the last eighth but one to the last eighth."""
+    before = _norm(coefficients[_from_degree(lmax, lmax * 6 / 8, lmax * 7 / 8)])
+    last = _norm(coefficients[_from_degree(lmax, lmax * 7 / 8)])
+    return last * min(1.0, last / before) if before > 0 else last
 
 
 class NonlinearField:
@@ -255,6 +307,11 @@ class AttentionFields:
         with np.errstate(over="ignore"):
             return np.exp(self.log_effective_mobility.values)
 
+    @property
+    def resolved(self) -> list[str]:
+        """Names of the nonlinear fields computed so far, each of which may have moved the operator's `level`."""
+        return [name for name in ("potential", "log_effective_mobility") if name in vars(self)]
+
     @cached_property
     def _variation_parts(self) -> list[tuple[MobilitySet, np.ndarray]]:
         """xi as weighted sums of mobilities: those of A_h, and of A_h^T for the heads that are not symmetric."""
@@ -299,6 +356,13 @@ class AttentionFields:
     @cached_property
     def face_velocity(self) -> tuple[np.ndarray, np.ndarray]:
         """Normal velocities at the faces: east (nlat, nlon) and south (nlat + 1, nlon)."""
+        if self.operator.drift is None:
+            return self._nonlocal_face_velocity
+        return tuple(u + w for u, w in zip(self._nonlocal_face_velocity, self.operator.drift_at_faces, strict=True))
+
+    @cached_property
+    def _nonlocal_face_velocity(self) -> tuple[np.ndarray, np.ndarray]:
+        """The same without the drift."""
         model, sign, two_point = self.operator.velocity, self.operator.direction, self.operator.two_point
         if model == "attention":
             if self._has_general_values:
@@ -313,23 +377,24 @@ class AttentionFields:
         coefficients, lmax = self.variation_coefficients
         gradient = self.operator._transform(self.grid.nlat, lmax).gradient(coefficients)
         part = self.pointwise_variation
-        return gradient if part is None else gradient + self._components(part[1])
-
-    def _components(self, vector: np.ndarray) -> np.ndarray:
-        """Components to the south and east, (2, nlat, nlon), of Cartesian vectors (3, nlat, nlon) at the nodes."""
-        u = np.moveaxis(vector, 0, -1)
-        return np.stack([np.sum(u * self.grid.e_theta, axis=-1), np.sum(u * self.grid.e_phi, axis=-1)])
+        return gradient if part is None else gradient + tangent_components(self.grid, part[1])
 
     @cached_property
     def velocity(self) -> np.ndarray:
         """The model's velocity at the nodes, (2, nlat, nlon): south and east."""
+        drift = self.operator.drift
+        return self._nonlocal_velocity if drift is None else self._nonlocal_velocity + self.operator.drift_at_nodes
+
+    @cached_property
+    def _nonlocal_velocity(self) -> np.ndarray:
+        """The same without the drift."""
         model, sign = self.operator.velocity, self.operator.direction
         if model == "unnormalized":
             return sign * self.first_variation_gradient
         if model == "gradient-flow":
             return self.gradient_flow_velocity
         if self._has_general_values:
-            return self._components(self._attention_vector)
+            return tangent_components(self.grid, self._attention_vector)
         if self.potential.is_resolved:
             transform = self.operator._transform(self.grid.nlat, self.potential.lmax)
             return sign * transform.gradient(self.potential.coefficients)
@@ -338,7 +403,7 @@ class AttentionFields:
     @cached_property
     def _velocity_from_faces(self) -> np.ndarray:
         """Node velocities as means of the two faces: bounded where the potential is sharper than the grid."""
-        east, south = self.face_velocity
+        east, south = self._nonlocal_face_velocity
         return np.stack([(south[:-1] + south[1:]) / 2, (east + np.roll(east, 1, axis=1)) / 2])
 
     @cached_property

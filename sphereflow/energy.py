@@ -9,7 +9,7 @@ r"""Energy, its rates, and the ledger that closes the books of a run.
 Along a run E(t) - E(0) = W(t) - int P dt + residual, with W = int sum_h dE/dA_h : dA_h.
 """
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
 import numpy as np
 
@@ -97,6 +97,10 @@ class Ledger:
     metric_speed_integral: float = 0.0
     weight_drift: float = 0.0
     weight_ito: float = 0.0
+
+    def state(self) -> dict[str, float]:
+        """The integrals by name: `Ledger(**state)` is the same ledger."""
+        return {name: float(value) for name, value in asdict(self).items()}
 
     def residual(self, energy_now: float) -> float:
         """E(t) - E(0) - W(t) + int P: what the books do not explain."""

@@ -39,6 +39,10 @@ class OutputError(SphereflowError):
     exit_code = 4
 
 
+class RunInterrupted(KeyboardInterrupt):
+    """A signal ended a run between two steps; its file is closed and it can be resumed. The command line ends with 130."""
+
+
 class CheckpointError(SphereflowError):
     """A checkpoint is damaged or belongs to another case."""
 

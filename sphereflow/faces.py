@@ -183,6 +183,32 @@ def _divide_by_logarithmic_mean(b, east, south):
                 south[i, j] *= _edge_average(0.0, 1.0, b[i - 1, j], b[i, j], True)
 
 
+def field_at_faces(grid: GaussGrid, field):
+    """Normal components of a known vector field at the midpoints of the faces, exactly.
+
+    Parameters
+    ----------
+    field : callable
+        From points (..., 3) of the sphere to Cartesian vectors (..., 3), which need not be tangent.
+
+    Returns
+    -------
+    east : ndarray, shape (nlat, nlon)
+    south : ndarray, shape (nlat + 1, nlon)
+    """
+    lon, half = grid.longitude, grid.longitude + grid.dlon / 2
+    zero, sine = np.zeros_like(lon), np.sin(grid.colatitude)[:, None, None]
+    around = np.stack([np.cos(half), np.sin(half), zero], axis=-1)
+    pole = np.array([0.0, 0.0, 1.0])
+    vector = field(sine * around + grid.z[:, None, None] * pole)
+    east = vector[..., 1] * np.cos(half) - vector[..., 0] * np.sin(half)
+    z, s = grid.z_face[:, None, None], np.sin(grid.colatitude_face)[:, None, None]
+    away = np.stack([np.cos(lon), np.sin(lon), zero], axis=-1)
+    south = np.sum(field(s * away + z * pole) * (z * away - s * pole), axis=-1)
+    south[[0, -1]] = 0.0
+    return east, south
+
+
 def vector_at_faces(grid: GaussGrid, vector: np.ndarray, bound: float):
     """Normal components at the faces of a Cartesian vector field given at the nodes.
 

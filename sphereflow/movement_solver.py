@@ -92,6 +92,7 @@ class MovementSolver:
     halvings: int = 0
     energy: float | None = None
     _fields: AttentionFields | None = field(default=None, repr=False)
+    _level_before: dict = field(default_factory=dict, repr=False)
     _spectrum: KernelSpectrum | None = field(default=None, repr=False)
 
     def __post_init__(self):
@@ -115,6 +116,7 @@ class MovementSolver:
     def fields(self) -> AttentionFields:
         """The model's fields at the present state, computed once."""
         if self._fields is None:
+            self._level_before = dict(self.operator.level)
             self._fields = self.operator(self.density, self._heads_at(self.t))
         return self._fields
 
@@ -197,6 +199,33 @@ class MovementSolver:
         if path.noise_var == 0:
             return None
         return np.array([energy.drift_power(fields, path.drift_at(self.t)), energy.ito_power(fields, path.noise_var)])
+
+    def state(self) -> dict:
+        """Everything `restore` needs to go on bit for bit: arrays and plain values by name."""
+        last = self.movement and {name: value for name, value in vars(self.movement).items() if name != "density"}
+        return {
+            "density": self.density,
+            "t": float(self.t),
+            "dt": float(self.dt),
+            "step": self.step,
+            "suggestion": float(self.suggestion),
+            "smallest_slack": float(self.smallest_slack),
+            "halvings": self.halvings,
+            "energy": float(self.energy),
+            "ledger": self.ledger.state(),
+            "movement": last,
+            **self.operator.level_state(self._fields, self._level_before),
+        }
+
+    def restore(self, state: dict) -> None:
+        """Take up the state of another solver of the same case."""
+        self.density, last = np.array(state["density"]), state["movement"]
+        for name in ("t", "dt", "step", "suggestion", "smallest_slack", "halvings", "energy"):
+            setattr(self, name, state[name])
+        self.ledger = Ledger(**state["ledger"])
+        self.movement = last and Movement(**{**last, "density": self.density, "residuals": tuple(last["residuals"])})
+        self._fields = None
+        self.operator.restore_level(state, lambda: self.fields)
 
     def snapshot(self) -> MovementSnapshot:
         """The present state for the record; its tendency is that of the scheme for infinitely short steps."""

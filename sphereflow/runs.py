@@ -32,7 +32,8 @@ from sphereflow.particles import ParticleSolver, TokenOperator, initial_tokens, 
 from sphereflow.simulation import FiniteVolumeSolver, record_times, run_to_end
 from sphereflow.stepping import StepController
 from sphereflow.storage import RunWriter, open_run, read_density
-from sphereflow.storage.arrays import read_arrays, read_tokens
+from sphereflow.storage.arrays import read_arrays
+from sphereflow.storage.importers import read_tokens
 from sphereflow.transport import Transport
 
 REFERENCES = "arXiv:2605.18870, arXiv:2604.23740, arXiv:2501.03096"

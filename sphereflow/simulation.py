@@ -160,6 +160,29 @@ class FiniteVolumeSolver:
             f"(latitude {latitude:.2f}, longitude {longitude:.2f} degrees); try a smaller solver.cfl or a finer grid"
         )
 
+    def state(self) -> dict:
+        """Everything `restore` needs to go on bit for bit: arrays and plain values by name."""
+        return {
+            "density": self.density,
+            "t": float(self.t),
+            "dt": float(self.dt),
+            "step": self.step,
+            "evaluations": self.evaluations,
+            "ledger": self.ledger.state(),
+            "controller": self.controller.state(),
+            **self.operator.level_state(self._fields, self._level_before),
+        }
+
+    def restore(self, state: dict) -> None:
+        """Take up the state of another solver of the same case."""
+        self.density = np.array(state["density"])
+        self.t, self.dt, self.step = state["t"], state["dt"], state["step"]
+        self.evaluations = state["evaluations"]
+        self.ledger = Ledger(**state["ledger"])
+        self.controller.restore(state["controller"])
+        self._fields = None
+        self.operator.restore_level(state, lambda: self.fields)
+
     def snapshot(self) -> DensitySnapshot:
         """The present state for the record."""
         fields = self.fields

@@ -104,6 +104,15 @@ class StepController:
     rejected: int = 0
     _refused: tuple[float, float] | None = None
 
+    def state(self) -> dict:
+        """The memory of the control, for `restore`."""
+        return {"suggestion": float(self.suggestion), "rejected": self.rejected, "refused": self._refused}
+
+    def restore(self, state: dict) -> None:
+        """Bring back the memory that `state` returned."""
+        self.suggestion, self.rejected = state["suggestion"], state["rejected"]
+        self._refused = None if state["refused"] is None else tuple(state["refused"])
+
     def choose(self, step_bound: Callable[[float], float], t: float, step: int) -> float:
         """Step length before landing; `step_bound(cfl)` is the stability bound at the present state.
 
@@ -116,8 +125,8 @@ class StepController:
             dt = min(step_bound(self.cfl), self.suggestion)
             if not dt > SMALLEST_STEP:
                 raise NumericalError(
-                    f"the time step fell to {dt:.1e} at step {step}, t = {t:.6g}: the flow is too fast for the grid or the error "
-                    f"control cannot be met; try a larger solver.error_tolerance than {self.error_tolerance:g}"
+                    f"the time step fell to {dt:.1e} at step {step}, t = {t:.6g}: the flow is too fast for the grid or the "
+                    f"error control cannot be met; try a larger solver.error_tolerance than {self.error_tolerance:g}"
                 )
             return dt
         bound = step_bound(STABLE_CFL)

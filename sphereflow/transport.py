@@ -1,17 +1,23 @@
 r"""Finite-volume transport on the Gauss grid: d rho/dt + div(rho v) = kappa Laplace(rho), with given face velocities.
 
-The method of lines, unsplit. Each cell carries a parabola in longitude and one in colatitude through fourth-order edge
-values (uniform in longitude; conservative on the non-uniform spacing in colatitude, along great circles through the poles),
-limited only so far that it stays non-negative (piecewise parabolic method with a positivity limiter: a monotone limiter would
-clip smooth extrema). The flux through a face is its length times its normal velocity times the upwind edge value.
+The method of lines, unsplit; the unknowns are cell means with respect to area.
 
-Near the poles the cells of a ring are merged in groups of m, the smallest divisor of nlon with m sin(theta) >= 1/2, so that the
-zonal time-step bound is that of the equator. The group means are the unknowns there; the field inside a group is their parabola.
-`tendency` therefore returns the group-averaged rate spread by the unlimited parabola (a linear map), and `reconcile`, called
-after every stage, redoes the limited one, which is the same wherever the limiter is idle.
+*Values at faces.* Each cell carries a parabola in longitude and one in colatitude between fourth-order edge values. In
+colatitude these are conservative with the area weight |sin theta|, along great circles that run through the poles. Edges are
+limited only to keep the parabola non-negative; where an edge comes out negative the cell changes over to the monotone limiter
+(`_limited_edges`). The upwind edge value is taken.
 
-An outflow limiter scales the fluxes that leave a merged cell so that a forward-Euler stage takes at most what is there: with a
-strong-stability-preserving time scheme the density never becomes negative.
+*Fluxes.* A flux is the mean of q v over the face, <q><v> + <q'v'>: velocities are given at the midpoints and averaged along the
+face, zonal face values are means over theta rather than over area, and the covariance comes from central differences. Without
+these terms the scheme would be second order with a large error at the poles.
+
+*Poles.* The cells of a ring are merged in groups of m, the smallest divisor of nlon with m sin(theta) >= 1/2, so that the zonal
+time-step bound is that of the equator. The group means are the unknowns there. Inside a group the field is rebuilt from them,
+by trigonometric interpolation in rings of few groups, by parabolas in the others. `tendency` returns the group-averaged rate
+spread by the unlimited (linear) map, and `reconcile`, called after every stage, redoes it with the limiter.
+
+*Positivity.* An outflow limiter scales the fluxes that leave a merged cell so that a forward-Euler stage takes at most what is
+there: with a strong-stability-preserving time scheme the density never becomes negative.
 """
 
 from dataclasses import dataclass

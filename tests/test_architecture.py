@@ -4,13 +4,15 @@ The imports are read from the source, those inside of functions included; nothin
 """
 
 import ast
+import re
+import sys
 from pathlib import Path
 
 import pytest
 
 PACKAGE = Path(__file__).parents[1] / "sphereflow"
 ROOMS = (
-    "errors grid cells faces harmonics kernel mobility heads attention energy initial transport movement stepping "
+    "errors grid cells faces harmonics kernel mobility heads drift attention variational energy initial transport movement stepping "
     "particles diagnostics case storage simulation movement_solver compare ensemble runs plotting cli"
 ).split()
 PHYSICS = ROOMS[: ROOMS.index("stepping")]
@@ -28,6 +30,7 @@ ONLY_IN = {
     "shtns": ["harmonics"],
     "ducc0": ["harmonics"],
 }
+DISTRIBUTION = {"ot": "POT", "pydantic_core": "pydantic"}  # of a module, where the names differ
 OF_THE_COMMAND_LINE = {"print", "input", "exit", "quit", "breakpoint"}
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))
@@ -81,6 +84,14 @@ def test_libraries_stay_in_their_rooms(source):
     used = {name.split(".")[0] for name in imported_modules(parse(source))}
     misplaced = sorted(name for name in used & ONLY_IN.keys() if room not in ONLY_IN[name])
     assert not misplaced, f"{room} must not import {', '.join(misplaced)}"
+
+
+def test_every_library_is_a_declared_dependency():
+    used = {name.split(".")[0] for source in SOURCES for name in imported_modules(parse(source))}
+    foreign = used - {"sphereflow"} - sys.stdlib_module_names
+    declared = re.findall(r'"(\w+)>=', (PACKAGE.parent / "setup.py").read_text(encoding="utf-8"))
+    missing = sorted(name for name in foreign if DISTRIBUTION.get(name, name) not in declared)
+    assert not missing, f"setup.py does not name {', '.join(missing)}"
 
 
 @every_source

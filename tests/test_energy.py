@@ -278,3 +278,4 @@ def test_the_ledger_s_residual_is_what_the_books_leave_open():
     assert ledger.residual(2.75) == 0.5
     ledger.metric_speed_integral, ledger.weight_drift, ledger.weight_ito = 1.0, 2.0, 3.0
     assert ledger.residual(2.75) == 0.5, "the other columns are reported, not part of the balance"
+    assert energy.Ledger(**ledger.state()) == ledger

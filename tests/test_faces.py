@@ -5,7 +5,7 @@ import pytest
 from builders import fitted_order
 from closed_forms import normal_components, tangent
 
-from sphereflow.faces import gradient_at_faces, two_point_conductance, vector_at_faces
+from sphereflow.faces import field_at_faces, gradient_at_faces, two_point_conductance, vector_at_faces
 from sphereflow.grid import GaussGrid
 
 SIZES = (16, 32, 64)
@@ -137,6 +137,14 @@ def test_constant_vectors_are_reproduced_over_the_poles():
     field = np.broadcast_to(c[:, None, None], (3, *grid.shape))
     for got, right in zip(vector_at_faces(grid, field, np.inf), normal_components(grid, lambda x: c), strict=True):
         np.testing.assert_allclose(got, right, atol=1e-14)
+
+
+def test_known_fields_are_taken_at_the_midpoints_of_the_faces():
+    grid = GaussGrid(8)
+    expected = normal_components(grid, potential_gradient)
+    radial = field_at_faces(grid, lambda x: potential_gradient(x) + 3.0 * x)
+    for got, right in zip(radial, expected, strict=True):
+        np.testing.assert_allclose(got, right, atol=1e-13)
 
 
 def test_two_point_velocities_and_conductances_are_plain_differences():

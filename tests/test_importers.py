@@ -12,7 +12,7 @@ import xarray as xr
 from sphereflow.cli import main
 from sphereflow.errors import CaseError, OutputError
 from sphereflow.storage import read_weight_path, run_summary
-from sphereflow.storage.importers import import_run, read_foreign
+from sphereflow.storage.importers import import_run, read_foreign, read_tokens
 
 DATA = Path(__file__).parent / "data" / "public_particles"
 TOKENS = np.array([[[1.0, 0, 0], [0, 1, 0]], [[0, 0, 1], [0.6, 0.8, 0]]])
@@ -107,9 +107,7 @@ def test_admitted_names_cannot_be_abused(tmp_path):
     def pickled(*lines):
         return b"\x80\x02" + b"".join(lines) + b"."
 
-    huge = pickled(
-        b"cnumpy.core.multiarray\n_reconstruct\n", b"cnumpy\nndarray\n", b"(J\xff\xff\xff\x7ft", b"U\x01b\x87R"
-    )
+    huge = pickled(b"cnumpy.core.multiarray\n_reconstruct\n", b"cnumpy\nndarray\n", b"(J\xff\xff\xff\x7ft", b"U\x01b\x87R")
     codec = pickled(b"c_codecs\nencode\n", b"X\x01\x00\x00\x00aX\x03\x00\x00\x00zip\x86R")
     other = pickled(b"cnumpy.core.multiarray\n_reconstruct\n", b"cnumpy\ndtype\n", b"K\x00\x85", b"U\x01b\x87R")
     tensor = pickled(b"(X\x07\x00\x00\x00storageX\x01\x00\x00\x000tQ")
@@ -232,6 +230,23 @@ def test_imported_file_has_our_conventions(tmp_path):
     assert (summary["particles"], summary["records"], summary["solver"]) == (24, 21, None)
     with pytest.raises(OutputError, match="holds no weight path"):
         read_weight_path(output)
+
+
+def test_token_sets_come_from_any_of_these_files(tmp_path):
+    import_run(DATA / "s2_oscillating_H1.pt", tmp_path / "a.nc")
+    expected = read_foreign(DATA / "s2_oscillating_H1.pt").position[0]
+    for file in (tmp_path / "a.nc", DATA / "s2_oscillating_H1.pt"):
+        positions, weights = read_tokens(file)
+        np.testing.assert_allclose(positions, expected, atol=1e-15)
+        np.testing.assert_array_equal(weights, np.full(24, 1 / 24))
+    assert read_tokens(DATA / "s2_oscillating_H10.npz")[0].shape == (200, 3)
+    np.savez(tmp_path / "b.npz", positions=TOKENS[0])
+    assert read_tokens(tmp_path / "b.npz")[1] is None
+    with pytest.raises(CaseError, match="holds no tokens: its token paths are averages"):
+        read_tokens(DATA / "s2_ou_H2.pt")
+    (tmp_path / "c.nc").write_bytes(b"nothing")
+    with pytest.raises(CaseError, match="damaged"):
+        read_tokens(tmp_path / "c.nc")
 
 
 def test_import_command(tmp_path, capsys):

@@ -127,9 +127,7 @@ def test_a_truncated_expansion_misses_what_the_bound_says():
     """Along the mass the neglected terms all add up: the bound of `expansion_degree` is attained."""
     radius, lmax = 6.0, 60
     for degree in (5, 10, 20):
-        plus, _ = evaluate_expansion(
-            radius * MU[None, None], dirac_coefficients(MU, lmax)[None], lmax, np.array([degree])
-        )
+        plus, _ = evaluate_expansion(radius * MU[None, None], dirac_coefficients(MU, lmax)[None], lmax, np.array([degree]))
         tail = sum((2 * l + 1) * spherical_in(l, radius) for l in range(degree + 1, 80))
         missed = math.exp(radius) * (1 - plus[0, 0, 0])
         assert missed == pytest.approx(tail, rel=1e-6, abs=1e-12)
@@ -336,6 +334,36 @@ def test_kernels_that_the_grid_resolves_are_right_whatever_the_density(norm):
         assert np.abs(mean - exact_mean).max() < 1e-8, name
 
 
+def test_kernels_finer_than_the_grid_are_at_worst_a_cell_off_where_densities_have_no_digits_left():
+    """There neither the expansion nor the sum over cells knows the density; the mean still is one of a density."""
+    x = sample_points(count=3000)
+    e = expansion_of(20.0)
+    for name, a in matrices_of_norm(1e4).items():
+        _, mean = log_mobility(x @ a, e.moments_full, 63, *e.cells, TOLERANCE)
+        assert np.linalg.norm(mean, axis=1).max() <= 1 + 1e-14, name
+        if name != "singular":
+            assert np.linalg.norm(mean - vmf_mobility(x, a, MU, 20.0)[1], axis=1).max() < 0.5 * np.pi / 64, name
+
+
+def test_a_density_that_the_grid_does_not_resolve_is_summed_over_its_cells():
+    """Its expansion is cut where it still has structure; a kernel as narrow would see that."""
+    e, a = expansion_of(400.0, grid=GaussGrid(24)), matrices_of_norm(100.0)["general"]
+    assert not e.is_resolved and expansion_of(20.0).is_resolved
+    log_m, mean = direct_sum(COARSE.points.reshape(-1, 3) @ a, *e.cells)
+    m = MobilitySet(e, a[None])
+    np.testing.assert_allclose(m.log_on(16)[0].ravel(), log_m, rtol=1e-12)
+    np.testing.assert_allclose(m.mean_on(16)[0].reshape(3, -1).T, mean, atol=1e-12)
+
+
+def test_a_mobility_that_varies_beyond_its_digits_is_not_known_by_coefficients():
+    """Uniform density, A = 25 e_z e_z^T: i_0(25 |z|) is 1 on the equator and 1e9 at the poles."""
+    grid = GaussGrid(96)
+    a = 25.0 * np.diag([0.0, 0.0, 1.0])
+    m = MobilitySet(DensityExpansion(grid, np.full(grid.shape, 1 / (4 * np.pi)), TOLERANCE), a[None])
+    x = GaussGrid(64).points
+    assert np.abs(m.log_on(64)[0] - log_i0(25 * np.abs(x[..., 2]))).max() < 1e-9
+
+
 @pytest.mark.parametrize("norm", [700.0, 1e4, 1e7, 1e12, 1e150])
 @pytest.mark.parametrize("kappa", [20.0, 400.0])
 def test_no_matrix_makes_velocities_infinite_or_larger_than_itself(norm, kappa):
@@ -367,9 +395,18 @@ def test_values_at_northern_nodes_and_antipodes_fill_the_sampling_grid():
     s = sampling_grid(10)
     assert s.nlat >= s.degree + 2 and s.nlat % 2 == 0
     c = np.array([0.3, -0.5, 0.7])
-    np.testing.assert_allclose(
-        s.whole(np.exp(s.north @ c), np.exp(-s.north @ c)), np.exp(s.grid.points @ c), rtol=1e-14
-    )
+    np.testing.assert_allclose(s.whole(np.exp(s.north @ c), np.exp(-s.north @ c)), np.exp(s.grid.points @ c), rtol=1e-14)
+
+
+def test_moments_of_the_low_degrees_are_those_of_the_whole_density():
+    """(y_i rho)_lm needs rho to degree l + 1 and a quadrature without aliasing: for any density."""
+    e = DensityExpansion(GRID, np.random.default_rng(1).uniform(size=GRID.shape), TOLERANCE)
+    group = MobilitySet(e, np.eye(3)[None]).groups[0]
+    degree = group.sampling.degree
+    for i in range(3):
+        got = group.analysis(group.sampling.grid.points[..., i] * group.low_pass)
+        expected = e.transform(64, 63).analysis(GRID.points[..., i] * e.density)
+        np.testing.assert_allclose(got, change_degree(expected, 63, degree), atol=1e-14)
 
 
 def test_change_of_degree_pads_and_cuts():
@@ -382,31 +419,35 @@ def test_change_of_degree_pads_and_cuts():
 
 
 def mixed_heads():
-    """Expanded and pointwise heads together, one of them lost to cancellation only after sampling."""
-    return np.stack([np.eye(3), -7.0 * np.eye(3), matrices_of_norm(2.0)["general"], 40.0 * np.diag([1.0, -1.0, 0.5])])
-
-
-def double_sum(e, matrix, factor=1.0):
-    points, mass = e.cells
-    return mass @ (factor * np.exp(points @ matrix @ points.T)) @ mass
+    """Expanded heads, one too large for that, and one that turns out after sampling to have lost its digits."""
+    turn = np.array([[0.0, -0.3, 0.2], [0.3, 0.0, -0.1], [-0.2, 0.1, 0.0]])
+    across = unit(np.cross(MU, [1.0, 0.0, 0.0]))
+    large, lost, harmless = 40.0 * (np.diag([1.0, -1.0, 0.5]) + turn), -6.5 * (np.eye(3) + turn), np.outer(across, across)
+    return np.stack([np.eye(3), lost, matrices_of_norm(2.0)["general"], large, 6.9 * harmless])
 
 
 def test_sums_over_expanded_and_pointwise_heads_are_double_sums():
-    e = DensityExpansion(GaussGrid(24), vmf(GaussGrid(24).points, MU, 20.0), TOLERANCE)
-    heads, points = mixed_heads(), e.cells[0]
+    e = expansion_of(20.0, grid=GaussGrid(40))
+    heads, (points, mass) = mixed_heads(), e.cells
     m = MobilitySet(e, heads, gradient=True)
-    assert m.pointwise.tolist() == [1, 3]
+    assert m.pointwise.tolist() == [1, 3] and m.degree[1] <= 27, "one refused before, one after sampling"
+    assert sorted(np.concatenate([group.index for group in m.groups])) == [0, 2, 4]
     direction = np.random.default_rng(3).normal(size=heads.shape)
-    along = [double_sum(e, a, points @ d @ points.T) for a, d in zip(heads, direction, strict=True)]
-    squared = [double_sum(e, a, 1 + (points @ points.T) ** 2) for a in heads]
+    weight = np.array([0.3, 0.2, 0.2, 0.1, 0.2])
+    along, squared, total, by_hand = [], [], 0.0, 0.0
+    overlap = (points @ points.T) ** 2
+    for k, (a, d) in enumerate(zip(heads, direction, strict=True)):
+        kernel = np.exp(points @ a @ points.T) * mass
+        moment = kernel @ points
+        along.append(mass @ np.sum((points @ d) * moment, axis=1))
+        squared.append(mass @ (kernel.sum(axis=1) + np.sum(kernel * overlap, axis=1)))
+        total = total + weight[k] * kernel.sum(axis=1)
+        by_hand = by_hand + (weight[k] * moment @ a.T if k in m.pointwise else 0.0)
     np.testing.assert_allclose(m.directional_integrals(direction), along, rtol=1e-9)
     np.testing.assert_allclose(m.squared_overlap_integrals(), squared, rtol=1e-9)
-    weight = np.array([0.4, 0.3, 0.2, 0.1])
     field, gradient = m.pointwise_sum(weight)
-    field = field + e.transform(24, m.lmax).synthesis(m.weighted_sum(weight))
-    kernels = [w * np.exp(points @ a @ points.T) * e.cells[1] for w, a in zip(weight, heads, strict=True)]
-    np.testing.assert_allclose(field.ravel(), sum(k.sum(axis=1) for k in kernels), rtol=1e-9)
-    by_hand = sum(kernels[k] @ points @ heads[k].T for k in (1, 3))
+    field = field + e.transform(40, m.lmax).synthesis(m.weighted_sum(weight))
+    np.testing.assert_allclose(field.ravel(), total, rtol=1e-9)
     np.testing.assert_allclose(gradient.reshape(3, -1).T, by_hand, rtol=1e-9, atol=1e-9 * np.abs(by_hand).min())
 
 

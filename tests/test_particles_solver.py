@@ -177,6 +177,15 @@ def test_work_of_noisy_weights_is_split():
     assert ito > 4 * error
 
 
+@pytest.mark.parametrize("scheme", ["rk4", "euler"])
+def test_huge_matrices_keep_tokens_finite(scheme):
+    """The public code loses its tokens from a norm of 710 on, without a word."""
+    rng = np.random.default_rng(9)
+    tokens = solver(frozen(1000 * symmetric(rng, 2)), unit(rng.standard_normal((300, 3))), scheme=scheme, dt=1e-4)
+    run(tokens, 1e-3)
+    np.testing.assert_allclose(np.linalg.norm(tokens.positions, axis=1), 1.0, atol=1e-15)
+
+
 def test_a_position_that_is_not_finite_stops_the_run():
     tokens = solver(frozen([np.eye(3)]), np.eye(3))
     tokens.positions[1] = np.nan

@@ -41,7 +41,9 @@ def test_error_estimate_of_a_linear_mode():
     assert done.state[0] == pytest.approx(1 + z + z**2 / 2 + z**3 / 6, rel=1e-14)
 
 
-@pytest.mark.parametrize(("t", "target", "dt", "expected"), [(0, 1, 0.3, 0.25), (0, 1, 2.0, 1.0), (0, 1, math.inf, 1.0), (0.9, 1, 0.1, 0.1)])  # fmt: skip
+@pytest.mark.parametrize(
+    ("t", "target", "dt", "expected"), [(0, 1, 0.3, 0.25), (0, 1, 2.0, 1.0), (0, 1, math.inf, 1.0), (0.9, 1, 0.1, 0.1)]
+)
 def test_landing(t, target, dt, expected):
     assert steps_to(t, target, dt) == pytest.approx(expected)
 

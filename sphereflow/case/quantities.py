@@ -143,7 +143,16 @@ def _matrix_list_shape(value, info: ValidationInfo):
     return value
 
 
+def _rows(value):
+    if not isinstance(value, tuple) or not value or len({len(r) if isinstance(r, tuple) else None for r in value}) != 1:
+        raise not_allowed("a non-empty list of rows of numbers, all of the same length")
+    return value
+
+
 Row = tuple[Real, ...]
+Vector = Annotated[tuple[Real, ...], list_of("numbers")]
+DimensionVector = Annotated[tuple[Real, ...], BeforeValidator(_vector)]
+Rows = Annotated[tuple[Vector, ...], BeforeValidator(_rows)]
 Direction = Annotated[tuple[Real, ...], BeforeValidator(_vector), AfterValidator(_not_zero)]
 Directions = Annotated[tuple[Direction, ...], BeforeValidator(_vector_list)]
 Matrix = Annotated[tuple[Row, ...], BeforeValidator(_matrix_shape)]
@@ -223,6 +232,7 @@ def _mean_form(value):
 
 _SeedList = Annotated[tuple[SeedNumber, ...], list_of("integers >= 0")]
 _PositiveList = Annotated[tuple[Positive, ...], list_of("numbers > 0")]
+_NonNegativeList = Annotated[tuple[NonNegative, ...], list_of("numbers >= 0")]
 _ValuesWord = Annotated[
     Literal["logits", "identity"],
     must_be('"logits", "identity", a list of 3x3 matrices, or a file name ending in .npz or .nc'),
@@ -240,6 +250,10 @@ Concentration = Annotated[
     Annotated[Positive, Tag("<number>")] | Annotated[_PositiveList, Tag("<list>")],
     Discriminator(_list_or_number),
 ]
+Likelihood = Annotated[
+    Annotated[NonNegative, Tag("<number>")] | Annotated[_NonNegativeList, Tag("<list>")],
+    Discriminator(_list_or_number),
+]
 Values = Annotated[
     Annotated[_ValuesWord, Tag("<word>")]
     | Annotated[Matrices, Tag("<matrices>")]
@@ -250,5 +264,16 @@ Mean = Annotated[
     Annotated[_MeanWord, Tag("<word>")] | Annotated[Matrix, Tag("<matrix>")] | Annotated[Matrices, Tag("<matrices>")],
     Discriminator(_mean_form),
 ]
-FieldName = Literal["density", "potential", "effective_mobility", "first_variation", "velocity", "position"]
+FieldName = Literal[
+    "density",
+    "potential",
+    "effective_mobility",
+    "first_variation",
+    "velocity",
+    "surprisal",
+    "posterior_divergence",
+    "resultant_length",
+    "local_gate_entropy",
+    "position",
+]
 FieldNames = Annotated[tuple[FieldName, ...], list_of("field names", empty=True), AfterValidator(_distinct)]

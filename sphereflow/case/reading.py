@@ -218,9 +218,13 @@ def _with_dependent_defaults(case, source):
     """Fill in the defaults that depend on other keys."""
     heads, initial, solver, output = case.heads, case.initial, case.solver, case.output
     update = {}
+    exact = heads.kind == "svflow" and heads.posterior != "attention"
+    if exact:
+        update["posterior"] = "exact"
     if heads.file is None:
-        update["count"] = heads.count or len(heads.matrices or (None,))
-        if heads.matrices is None:
+        kappas = heads.kappa if isinstance(heads.kappa, tuple) else None
+        update["count"] = heads.count or len(heads.matrices or kappas or (None,))
+        if heads.matrices is None and not exact:
             update["initial"] = heads.initial or "identity"
     count = update.get("count", heads.count)
     if count is not None:

@@ -22,6 +22,8 @@ from sphereflow.case.quantities import (
     Courant,
     Degree,
     Dimension,
+    DimensionVector,
+    Direction,
     Directions,
     FieldNames,
     FileName,
@@ -31,17 +33,21 @@ from sphereflow.case.quantities import (
     InputFile,
     Integer,
     KernelTolerance,
+    Likelihood,
     Matrices,
     MatrixFile,
     Mean,
     NonNegative,
     Positive,
     Real,
+    Rows,
     SchemaVersion,
     Seed,
     Text,
     Values,
+    Vector,
     Weights,
+    list_of,
 )
 
 # table -> (the key that tells its kinds apart, the kind taken when the key is left out, None: it must be given)
@@ -58,6 +64,34 @@ class Grid(Table):
     """``[grid]``: the Gauss-Legendre grid."""
 
     nlat: GridSize = Field(64, description="Number of Gauss latitudes, even and >= 8; there are 2 nlat longitudes.")
+
+
+class Expert(Table):
+    """``[[model.experts]]``: a von Mises-Fisher expert and its gate."""
+
+    mean: Direction = Field(description="Mean direction: a vector of any length but 0, which is normalised.")
+    kappa: NonNegative = Field(description="Concentration, >= 0.")
+    gate: DimensionVector | None = Field(
+        None, description="Row of the gates' matrix: the expert's logit is gate . x + bias. Default (None): zeros."
+    )
+    bias: Real = Field(0.0, description="Bias of the expert's logit.")
+
+
+class Perceptron(Table):
+    """``[model.mlp]``: a two-layer perceptron w2 act(w1 x + b1) + b2, projected on the tangent plane."""
+
+    file: MatrixFile | None = Field(
+        None,
+        description="File (.npz or netCDF .nc) with the arrays w1 (width, d), b1 (width), w2 (d, width), b2 (d), instead of "
+        "these keys. A relative name is taken from the case file's folder. Default: none.",
+    )
+    w1: Rows | None = Field(None, description="Matrix of the first layer, width rows of d numbers. Default: in the file.")
+    b1: Vector | None = Field(None, description="Bias of the first layer, width numbers. Default: in the file.")
+    w2: Rows | None = Field(None, description="Matrix of the second layer, d rows of width numbers. Default: in the file.")
+    b2: Vector | None = Field(None, description="Bias of the second layer, d numbers. Default: in the file.")
+    activation: Literal["relu", "gelu", "tanh"] = Field(
+        "gelu", description="Activation between the layers; gelu is the exact one, x times the normal distribution function."
+    )
 
 
 class Model(Table):
@@ -84,12 +118,45 @@ class Model(Table):
     backend: Literal["auto", "shtns", "ducc0"] = Field(
         "auto", description="Library of the spherical-harmonic transforms; auto takes the best one that is installed."
     )
+    experts: Annotated[tuple[Expert, ...], list_of("tables")] | None = Field(
+        None,
+        description="Local drift: von Mises-Fisher experts under softmax gates, a table [[model.experts]] for each, with "
+        "the keys mean, kappa, gate and bias. Default: none.",
+    )
+    experts_file: MatrixFile | None = Field(
+        None,
+        description="File (.npz or netCDF .nc) with the experts, instead of their tables: arrays mean (E, d), kappa (E), "
+        "gate (E, d) and optionally bias (E). A relative name is taken from the case file's folder. Default: none.",
+    )
+    mlp: Perceptron | None = Field(
+        None,
+        description="Local drift: a two-layer perceptron, the table [model.mlp] with the keys file, or w1, b1, w2 and b2, "
+        "and activation. Default: none.",
+    )
+    residual_scale: Real = Field(1.0, description="Factor of the local drifts.")
 
 
 class BaseHeads(Table):
     """Keys of ``[heads]`` that every schedule has."""
 
     schedule: str
+    kind: Literal["attention", "svflow"] = Field(
+        "attention",
+        description="Heads given by their logits and values (attention), or those of a score-based variational flow "
+        "(svflow), which follow the score of von Mises-Fisher likelihoods of concentration kappa; svflow needs "
+        "model.velocity = attention and model.direction = ascend.",
+    )
+    kappa: Likelihood | None = Field(
+        None,
+        description="With kind = svflow: concentration of the likelihood, one number >= 0 for all heads or a list with one "
+        "for each. Default: none, must be given with svflow.",
+    )
+    posterior: Literal["exact", "attention"] | None = Field(
+        None,
+        description="With kind = svflow: whether a token attends by the exact posterior of its likelihood, so that all "
+        "matrices follow from kappa, or by the softmax of logits of their own (attention). Default: exact; None with "
+        "kind = attention.",
+    )
     count: HeadCount | None = Field(
         None,
         description="Number of heads, from 1 to 100000. Default: the number of matrices given, else 1. If the matrices "
@@ -169,7 +236,12 @@ class OscillatingHeads(BaseHeads):
 class TableHeads(BaseHeads):
     """``[heads]`` with matrices interpolated in a table of times."""
 
-    schedule: Literal["table"] = Field("table", description="Piecewise linear in time between the matrices of a file.")
+    schedule: Literal["table"] = Field("table", description="Interpolation in time between the matrices of a file.")
+    interpolation: Literal["linear", "step"] = Field(
+        "linear",
+        description="Piecewise linear between the times of the file (linear), or constant from each time to the next and "
+        "the last to the end of the run, layer after layer (step).",
+    )
     file: MatrixFile = Field(
         description="File (.npz or netCDF .nc) with arrays t (K), logits (K, head, row, col) and optionally values "
         "(K, head, row, col). A relative name is taken from the case file's folder."
@@ -242,7 +314,8 @@ class TokensInitial(Table):
 
     kind: Literal["tokens"] = Field("tokens", description="Tokens read from a file and smoothed to a density.")
     file: InputFile = Field(
-        description="File with the tokens. A relative name is taken from the case file's folder."
+        description="File with the tokens: .csv (x, y, z[, weight]), .npz (positions[, weights]), the first record of a "
+        "particle run (.nc) or of the public code's result (.pt). A relative name is taken from the case file's folder."
     )
     kappa: Positive = Field(50.0, description="Concentration of the von Mises-Fisher density put on each token, > 0.")
     normalize: Flag = Field(
@@ -344,8 +417,14 @@ class Output(Table):
     )
     fields: FieldNames | None = Field(
         None,
-        description="Fields written with every record, any of density, potential, effective_mobility, first_variation "
-        "and velocity, or of particles position; an empty list writes none. Default: density, or position.",
+        description="Fields written with every record, any of density, potential, effective_mobility, "
+        "first_variation and velocity, with heads.kind = svflow surprisal, posterior_divergence and resultant_length, with "
+        "model.experts local_gate_entropy, or of particles position; an empty list writes none. Default: density, or position.",
+    )
+    checkpoint_every: NonNegative = Field(
+        60.0,
+        description="Wall seconds between checkpoints, >= 0; the first is made at the start. With 0 the only ones are those "
+        "of an interrupt or of a full disk.",
     )
 
 
@@ -392,11 +471,13 @@ class Case(Table):
     def sha256(self):
         """SHA-256 (hexadecimal) of the resolved case, which moving a case or renaming its output does not change.
 
-        It is taken of the text of `to_toml` without the output file's name and without the folders of input files.
+        It is taken of the text of `to_toml` without the output file's name, without `output.checkpoint_every` and
+        without the folders of input files.
         What the input files hold is not part of it.
         """
         content = _without_folders(self.model_dump(by_alias=True, exclude_none=True))
-        content["output"].pop("file", None)
+        for key in ("file", "checkpoint_every"):
+            content["output"].pop(key, None)
         return hashlib.sha256(_dump_toml(content).encode("utf-8", "surrogateescape")).hexdigest()
 
 
@@ -419,6 +500,8 @@ def variants(table):
     key, _ = KIND_KEYS[table]
     return {cls.model_fields[key].default: cls for cls in classes}
 
+
+NESTED = {("model", "experts"): Expert, ("model", "mlp"): Perceptron}  # tables inside of tables
 
 TABLES = tuple(name for name in Case.model_fields if name not in ("schema_version", "title"))
 

@@ -8,7 +8,7 @@ import difflib
 import json
 import re
 
-from sphereflow.case.tables import KIND_KEYS, TABLES, Case, variants
+from sphereflow.case.tables import KIND_KEYS, NESTED, TABLES, Case, variants
 
 _LONGEST_VALUE = 60
 
@@ -119,12 +119,18 @@ def _plain_path(location, models):
 
 
 def _description(path, models):
+    if len(path) > 2 and path[:2] in NESTED and path[-1] in keys_of(NESTED[path[:2]]):
+        return keys_of(NESTED[path[:2]])[path[-1]].description
     keys, key = (keys_of(Case), path[0]) if len(path) == 1 else (keys_of(models[path[0]]), path[1])
     return keys[key].description
 
 
 def _unknown_key(path, value, data, models):
     key = path[-1]
+    if nested := NESTED.get(path[:2] if len(path) > 2 else None):
+        guess = nearest(key, keys_of(nested))
+        hint = f"did you mean {guess}?" if guess else f"the keys are {', '.join(keys_of(nested))}"
+        return f"unknown key; {hint}"
     if len(path) == 1:
         noun, allowed, cls = ("table" if isinstance(value, dict) else "key"), list(keys_of(Case)), Case
     else:

@@ -16,6 +16,7 @@ from functools import cached_property
 import numpy as np
 
 from sphereflow.attention import Heads
+from sphereflow.drift import Drift
 from sphereflow.particles.mobility import TokenMeasure, TokenMobilities
 
 
@@ -30,11 +31,14 @@ class TokenOperator:
         s = +1 (ascend) or -1 (descend).
     tolerance : float
         Relative accuracy of mobilities where the kernel expansion is used.
+    drift : Drift, optional
+        Local drift, added to the velocity.
     """
 
     velocity: str = "attention"
     direction: int = -1
     tolerance: float = 1e-10
+    drift: Drift | None = None
 
     def __call__(self, positions: np.ndarray, weights: np.ndarray, heads: Heads) -> "TokenFields":
         """The model's fields at tokens (n, d) of weights (n,)."""
@@ -100,6 +104,8 @@ class TokenFields:
         else:
             attention = mean[:count] @ heads.values.transpose(0, 2, 1)
             self.velocity[part] = _tangent(x, np.tensordot(heads.weight, attention, 1))
+        if operator.drift is not None:
+            self.velocity[part] += operator.drift(x)
         if heads.rate is not None and heads.rate.any():
             self.weight_power += self._power(part, heads.rate, log_m[:count], mean[:count])
 

@@ -161,7 +161,11 @@ class ParticleSolver:
         NumericalError
             If a token's position becomes non-finite.
         """
-        target = self.path.smooth_until(self.t, target)
+        with np.errstate(over="ignore", invalid="ignore"):  # energies of huge matrices are infinite, velocities are not
+            self._step(self.path.smooth_until(self.t, target))
+        self._check()
+
+    def _step(self, target: float) -> None:
         piece, dt = self.path.piece_at(self.t), steps_to(self.t, target, self.max_dt)
         before = self._noise_rates()
         tableau = SCHEMES[self.scheme]
@@ -177,7 +181,6 @@ class ParticleSolver:
         self.positions = _normalised(self.positions + dt * slope)
         self.t, self.dt, self.step = arrival(self.t, dt, target), dt, self.step + 1
         self._fields = None
-        self._check()
         ledger = self.ledger
         ledger.weight_work += dt * rates[0]
         ledger.dissipation_integral += dt * rates[1]
@@ -204,6 +207,24 @@ class ParticleSolver:
             f"the position of token {token} became {self.positions[token]} at step {self.step}, t = {self.t:.6g}; "
             "try a smaller solver.dt"
         )
+
+    def state(self) -> dict:
+        """Everything `restore` needs to go on bit for bit: arrays and plain values by name."""
+        return {
+            "positions": self.positions,
+            "weights": self.weights,
+            "t": float(self.t),
+            "dt": float(self.dt),
+            "step": self.step,
+            "ledger": self.ledger.state(),
+        }
+
+    def restore(self, state: dict) -> None:
+        """Take up the state of another solver of the same case."""
+        self.positions, self.weights = np.array(state["positions"]), np.array(state["weights"])
+        self.t, self.dt, self.step = state["t"], state["dt"], state["step"]
+        self.ledger = Ledger(**state["ledger"])
+        self._fields = None
 
     def snapshot(self) -> ParticleSnapshot:
         """The present state for the record."""

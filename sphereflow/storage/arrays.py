@@ -115,6 +115,24 @@ def _real(path, name, array):
     return np.ascontiguousarray(array, dtype=float).reshape(array.shape)
 
 
+def array_names(path: Path) -> list[str]:
+    """Names of the arrays in a .npz archive or of the variables in a netCDF file.
+
+    Raises
+    ------
+    CaseError
+        If the file is damaged or of another format.
+    """
+    if path.suffix == ".npz":
+        with _opened_npz(path) as archive:
+            return archive.files
+    try:
+        with netCDF4.Dataset(path) as dataset:
+            return list(dataset.variables)
+    except (OSError, RuntimeError) as error:
+        raise CaseError(f"{path}: {_DAMAGED}: {error}") from None
+
+
 def read_all_arrays(path: Path) -> dict[str, np.ndarray]:
     """All arrays of real numbers in a .npz archive, as float64; arrays of text or objects are left out.
 

@@ -21,7 +21,8 @@ import numpy as np
 from sphereflow.diagnostics import NOISE_SCALARS, PARTICLE_WEIGHT, POSITION, SCALARS, Variable, moment_variables
 from sphereflow.errors import CaseError
 from sphereflow.initial import check_tokens
-from sphereflow.storage.arrays import read_all_arrays, require_file
+from sphereflow.storage.arrays import array_names, read_all_arrays, read_arrays, require_file
+from sphereflow.storage.arrays import read_tokens as arrays_read_tokens
 from sphereflow.storage.pickles import read_pickle
 from sphereflow.storage.writer import RunWriter
 
@@ -107,9 +108,7 @@ def _read_pt(path, normalize):
     arrays = {key: value for key, value in run.items() if isinstance(value, np.ndarray) and value.dtype.kind in "fiu"}
     if "t" not in arrays:
         raise CaseError(f"{path}: unknown layout; {spheres[0]} has the keys {_listed(run)}, expected t among them")
-    facts = {
-        str(key): value for key, value in content.items() if isinstance(value, str | int | float) and value is not True
-    }
+    facts = {str(key): value for key, value in content.items() if isinstance(value, str | int | float) and value is not True}
     name = "traj" if "traj" in arrays else "mean_traj"
     return _assemble(path, arrays, arrays.get(name), None, normalize, facts, averaged=name == "mean_traj")
 
@@ -240,6 +239,31 @@ def _on_sphere(path, t, position, weight, normalize, ends):
             position[k], weight, source, normalize, position.shape[2], remedy="use --normalize (normalize = true)"
         )
     return out, total
+
+
+def read_tokens(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
+    """Read a token set: positions (n, d) and weights (n,) or None, for a case that starts from it.
+
+    Besides the forms of `sphereflow.storage.arrays.read_tokens` this takes the first record of a particle file of
+    sphereflow (.nc) and of the data of others (.pt, and .npz with times).
+
+    Raises
+    ------
+    CaseError
+        If the file cannot be read or holds no tokens.
+    """
+    path = Path(path)
+    require_file(path)
+    names = array_names(path) if path.suffix in (".npz", ".nc") else ()
+    if path.suffix == ".nc" and {"position", "particle_weight"} <= set(names):
+        arrays = read_arrays(path, ("position", "particle_weight"))
+        return arrays["position"][0], arrays["particle_weight"]
+    if path.suffix == ".pt" or (path.suffix == ".npz" and "t" in names):
+        run = read_foreign(path)
+        if run.position is None:
+            raise CaseError(f"{path}: holds no tokens: {' '.join(run.notes) or 'only scalars'}")
+        return run.position[0], run.weight
+    return arrays_read_tokens(path)
 
 
 # ------------------------------------------------------------------------------------------------------ to our own file

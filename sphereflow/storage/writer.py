@@ -30,15 +30,11 @@ from sphereflow.errors import OutputError, SphereflowError
 from sphereflow.grid import GaussGrid
 from sphereflow.heads import WeightPath
 from sphereflow.storage import claim
+from sphereflow.storage.definitions import REQUIRED_ATTRIBUTES, SCALAR_CHUNK, check_declarations, define, is_recorded
 
-REQUIRED_ATTRIBUTES = ("title", "sphereflow_case", "sphereflow_case_sha256", "sphereflow_status")
-"""Global attributes that make a netCDF file one of sphereflow's; the status is "running" unless given."""
 
 CONVENTIONS = "CF-1.11, ACDD-1.3"
-SCALAR_CHUNK = 4096
-_CHUNK_BYTES = 32768
-_OWN_NAMES = {"t", "lat", "lon", "lat_bnds", "lon_bnds", "cell_area", "head_weight", "weights"}
-_COMPRESSED = {"compression": "zlib", "complevel": 1, "shuffle": True}
+_COPIED_AT_ONCE = 16
 _NETCDF_ERRORS = (OSError, RuntimeError)
 
 
@@ -58,14 +54,15 @@ class RunWriter:
         The attribute `sphereflow_status`.
     """
 
-    def __init__(self, path: Path, dataset: netCDF4.Dataset, variables: Sequence[Variable], status: str):
+    def __init__(self, path: Path, file: Path, dataset: netCDF4.Dataset, variables: Sequence[Variable], status: str):
         self.path = path
         self.records = 0
         self.status = status
         self._dataset = dataset
-        self._recorded = {v.name: dataset[v.name] for v in variables if _is_recorded(v)}
+        self._recorded = {v.name: dataset[v.name] for v in variables if is_recorded(v)}
         self._last_time = -math.inf
         self._broken = False
+        self._identity = _identity(file)
         self._reserve = _reserve(path.parent, self._reserve_size())
 
     @classmethod
@@ -114,15 +111,15 @@ class RunWriter:
         """
         path = Path(os.path.abspath(path))
         attributes = {"Conventions": CONVENTIONS, "sphereflow_status": "running", **attributes}
-        _check_declarations(variables, attributes, coordinates or {})
+        check_declarations(variables, attributes, coordinates or {})
         claim.check_target(path, force)
         temporary = claim.temporary_file(path)
         dataset = writer = None
         try:
             dataset = netCDF4.Dataset(temporary, "w", format="NETCDF4")
-            _define(dataset, variables, attributes, weight_path, grid, dimensions or {}, coordinates or {})
+            define(dataset, variables, attributes, weight_path, grid, dimensions or {}, coordinates or {})
             dataset.sync()
-            writer = cls(path, dataset, variables, attributes["sphereflow_status"])
+            writer = cls(path, temporary, dataset, variables, attributes["sphereflow_status"])
             claim.install(temporary, path, force)
         except BaseException as error:
             with contextlib.suppress(*_NETCDF_ERRORS):
@@ -135,6 +132,111 @@ class RunWriter:
                 raise OutputError(f"{path}: cannot create the file: {_cause(error, path)}") from error
             raise
         return writer
+
+    @classmethod
+    def reopen(cls, path: str | os.PathLike, *, variables: Sequence[Variable], records: int) -> "RunWriter":
+        """Open a file that an earlier run left behind, to go on after its first `records` records; later ones are dropped.
+
+        Raises
+        ------
+        OutputError
+            If the file is missing, holds fewer records or other variables, or another program has it open (a lazy reader
+            in this or another process, or a running run), which HDF5's lock forbids.
+        """
+        path = Path(os.path.abspath(path))
+        try:
+            dataset = netCDF4.Dataset(path, "a")
+        except _NETCDF_ERRORS as error:
+            raise OutputError(
+                f"{path}: cannot be opened for writing: {getattr(error, 'strerror', None) or error}; if another program has "
+                "the file open, for reading too, close it there first"
+            ) from error
+        writer = None
+        try:
+            if missing := [v.name for v in variables if v.name not in dataset.variables]:
+                raise OutputError(f"{path}: lacks the variables {', '.join(missing)}")
+            time = dataset["t"]
+            if time.size < records:
+                raise OutputError(f"{path}: holds {time.size} records, fewer than {records}")
+            writer = cls(path, path, dataset, variables, "running")
+            if time.size > records:
+                time[records:] = np.nan
+            writer.records = records
+            writer._last_time = float(time[records - 1]) if records else -math.inf
+            writer.set_status("running")
+        except BaseException as error:
+            with contextlib.suppress(*_NETCDF_ERRORS):
+                dataset.close()
+            if writer is not None:
+                writer._reserve.close()
+            if isinstance(error, _NETCDF_ERRORS):
+                raise OutputError(f"{path}: cannot go on with the file: {_cause(error, path)}") from error
+            raise
+        return writer
+
+    def copy_records(self, source, records: int) -> None:
+        """Take over the first records of another file; nothing may have been appended yet.
+
+        Parameters
+        ----------
+        source : mapping
+            By name, `t` and every recorded variable, as something that slices along its first axis.
+        records : int
+
+        Raises
+        ------
+        OutputError
+            If the file cannot be written.
+        """
+        self._require_open()
+        blocks = [slice(k, min(k + _COPIED_AT_ONCE, records)) for k in range(0, records, _COPIED_AT_ONCE)]
+        try:
+            for name, variable in [*self._recorded.items(), ("t", self._dataset["t"])]:
+                for block in blocks:
+                    variable[block] = np.asarray(source[name][block])
+            self._dataset.sync()
+        except _NETCDF_ERRORS as error:
+            self._rescue()
+            raise OutputError(f"{self.path}: cannot copy the records: {_cause(error, self.path)}") from error
+        if records:
+            self.records, self._last_time = records, float(source["t"][records - 1])
+
+    def series(self, name: str) -> np.ndarray:
+        """Values of a recorded scalar at all records so far."""
+        return np.ma.filled(self._recorded[name][: self.records], np.nan)
+
+    def store_restart(self, content: bytes) -> None:
+        """Keep the state of the finished run in the group `restart`, from which `resume --extend` goes on.
+
+        Raises
+        ------
+        OutputError
+            If the file cannot be written.
+        """
+        self._require_open()
+        try:
+            group = self._dataset.groups.get("restart")
+            if group is None:
+                group = self._dataset.createGroup("restart")
+                group.createDimension("byte", None)
+                described = {"long_name": "checkpoint of sphereflow at the last record"}
+                group.createVariable("checkpoint", "u1", ("byte",), fill_value=False, chunksizes=(2**16,)).setncatts(described)
+            group["checkpoint"][: len(content)] = np.frombuffer(content, np.uint8)
+            group.length = len(content)
+            self._dataset.sync()
+        except _NETCDF_ERRORS as error:
+            self._rescue()
+            raise OutputError(f"{self.path}: cannot write the final state: {_cause(error, self.path)}") from error
+
+    def note(self, text: str) -> None:
+        """Add a line to the attribute `history`."""
+        self._require_open()
+        history = self._dataset.getncattr("history") if "history" in self._dataset.ncattrs() else ""
+        try:
+            self._dataset.setncattr("history", f"{history}\n{text}".strip())
+            self._dataset.sync()
+        except _NETCDF_ERRORS as error:
+            raise OutputError(f"{self.path}: cannot be written: {_cause(error, self.path)}") from error
 
     def append(self, record: Mapping[str, object]) -> None:
         """Write one record and hand it to the operating system.
@@ -159,6 +261,7 @@ class RunWriter:
         if self._broken:
             raise OutputError(f"{self.path}: an earlier record could not be written; start again from a checkpoint")
         time, values = self._checked(record)
+        self._require_its_name()
         try:
             self._write(time, values)
         except _NETCDF_ERRORS as error:
@@ -169,7 +272,7 @@ class RunWriter:
             ) from error
 
     def set_status(self, text: str) -> None:
-        """Set `sphereflow_status`: "running", "complete" or "failed: reason".
+        """Set `sphereflow_status`: "running", "complete", "complete (warning: ...)", "interrupted" or "failed: reason".
 
         Raises
         ------
@@ -179,7 +282,7 @@ class RunWriter:
             For any other text, or if the file is closed.
         """
         self._require_open()
-        if text not in ("running", "complete") and not text.startswith("failed: "):
+        if text not in ("running", "complete", "interrupted") and not text.startswith(("failed: ", "complete (warning: ")):
             raise ValueError(f"unknown status {text!r}")
         try:
             self._dataset.setncattr("sphereflow_status", text)
@@ -221,14 +324,10 @@ class RunWriter:
     def _set_failed(self, error: BaseException) -> None:
         if self.status != "running" or not self._dataset.isopen():
             return
-        if isinstance(error, KeyboardInterrupt):
-            reason = "interrupted"
-        elif isinstance(error, SphereflowError):
-            reason = str(error)
-        else:
-            reason = f"{type(error).__name__}: {error}"
+        reason = str(error) if isinstance(error, SphereflowError) else f"{type(error).__name__}: {error}"
+        status = "interrupted" if isinstance(error, KeyboardInterrupt) else "failed: " + " ".join(reason.split())
         self._reserve.close()  # room for the attribute, should the disk be full
-        self.set_status("failed: " + " ".join(reason.split()))
+        self.set_status(status)
 
     def _checked(self, record: Mapping[str, object]) -> tuple[float, dict[str, np.ndarray]]:
         """The time and the arrays of a record, ready to be written."""
@@ -270,6 +369,15 @@ class RunWriter:
         if not self._dataset.isopen():
             raise ValueError(f"{self.path}: the file is closed")
 
+    def _require_its_name(self) -> None:
+        """Notice that somebody removed or replaced the file, or its folder, under our hands."""
+        try:
+            identity = _identity(self.path)
+        except OSError as error:
+            raise OutputError(f"{self.path}: is gone while the run was writing it: {error.strerror}") from error
+        if identity != self._identity:
+            raise OutputError(f"{self.path}: was replaced by another file while the run was writing it")
+
     def _reserve_size(self) -> int:
         """Bytes of one new chunk for every variable, and some for HDF5's indices."""
         chunks = (math.prod(v.chunking()) * v.dtype.itemsize for v in (*self._recorded.values(), self._dataset["t"]))
@@ -284,150 +392,10 @@ def _reserve(folder: Path, size: int):
     return file
 
 
-def _is_recorded(variable: Variable) -> bool:
-    return variable.dims[:1] == ("t",)
-
-
-def _check_declarations(variables, attributes, coordinates) -> None:
-    """Find contradictions and unusable attributes before a file is made."""
-    missing = [name for name in REQUIRED_ATTRIBUTES if name not in attributes]
-    if missing:
-        raise ValueError(f"global attributes lack {missing}")
-    names = [v.name for v in variables]
-    wrong = {name for name in names if name in _OWN_NAMES or names.count(name) > 1}
-    if wrong:
-        raise ValueError(f"variables declared twice or already part of every file: {sorted(wrong)}")
-    if misplaced := [v.name for v in variables if "t" in v.dims[1:]]:
-        raise ValueError(f"t is not the first dimension of {misplaced}")
-    static = {v.name for v in variables if not _is_recorded(v)}
-    if static != coordinates.keys():
-        raise ValueError(f"static variables {sorted(static)} but values for {sorted(coordinates)}")
-    for name, value in attributes.items():
-        _check_attribute(name, value)
-    for variable in variables:
-        for name, value in variable.attrs.items():
-            _check_attribute(f"{variable.name}:{name}", value)
-
-
-def _check_attribute(name: str, value: object) -> None:
-    if isinstance(value, str):
-        return
-    array = np.asarray(value)
-    if array.dtype.kind not in "iuf" or array.ndim > 1 or array.size == 0:
-        raise TypeError(f"attribute {name}: {value!r} is neither text nor numbers")
-
-
-def _define(dataset, variables, attributes, weight_path, grid, dimensions, coordinates) -> None:
-    """Dimensions, variables and everything static."""
-    dataset.setncatts(attributes)
-    sizes = {"t": None, **dimensions}
-    if weight_path is not None:
-        heads, size = weight_path.logits.shape[1:3]
-        sizes |= {"head": heads, "row": size, "col": size}
-    if grid is not None:
-        sizes |= {"lat": grid.nlat, "lon": grid.nlon, "bnds": 2}
-    unknown = {dim for v in variables for dim in v.dims} - sizes.keys()
-    if unknown:
-        raise ValueError(f"dimensions without a size: {sorted(unknown)}")
-    if empty := [name for name, length in sizes.items() if length is not None and length < 1]:
-        raise ValueError(f"dimensions without elements: {empty}")
-    for name, length in sizes.items():
-        dataset.createDimension(name, length)
-    time = dataset.createVariable("t", "f8", ("t",), chunksizes=(SCALAR_CHUNK,))
-    time.long_name = "flow time, dimensionless"  # and nothing else: units would make it a date, a standard_name too
-    if grid is not None:
-        _define_grid(dataset, grid)
-    if weight_path is not None:
-        described = {"long_name": "weight of each head", "units": "1"}
-        _static(dataset, "head_weight", ("head",), weight_path.head_weight, described)
-    for variable in variables:
-        _define_variable(dataset, variable, sizes, coordinates)
-    if weight_path is not None:
-        _define_weights(dataset.createGroup("weights"), weight_path)
-
-
-def _static(group, name: str, dims: tuple[str, ...], values, attributes: Mapping[str, object]) -> None:
-    """A variable that is written here and now; like all coordinates and bounds it has no _FillValue."""
-    values = np.asarray(values)
-    variable = group.createVariable(name, values.dtype, dims, fill_value=False)
-    variable.setncatts(attributes)
-    variable[...] = values
-
-
-def _define_grid(dataset, grid) -> None:
-    """Coordinates in degrees, their bounds from the faces of the cells, and the areas of the cells."""
-    spacing = 360.0 / grid.nlon  # not from radians: multiples of it are then exact and ds.sel(lon=90) finds its column
-    lat, lon = 90.0 - np.degrees(grid.colatitude), spacing * np.arange(grid.nlon)
-    for name, values, standard_name, units, axis in (
-        ("lat", lat, "latitude", "degrees_north", "Y"),
-        ("lon", lon, "longitude", "degrees_east", "X"),
-    ):
-        attributes = {"standard_name": standard_name, "long_name": standard_name, "units": units, "axis": axis}
-        _static(dataset, name, (name,), values, {**attributes, "bounds": f"{name}_bnds"})
-    face = 90.0 - np.degrees(grid.colatitude_face)
-    _static(dataset, "lat_bnds", ("lat", "bnds"), np.stack([face[:-1], face[1:]], axis=-1), {})
-    _static(dataset, "lon_bnds", ("lon", "bnds"), np.stack([lon - spacing / 2, lon + spacing / 2], axis=-1), {})
-    area = np.broadcast_to(grid.cell_area[:, None], (grid.nlat, grid.nlon))
-    attributes = {
-        "standard_name": "cell_area",
-        "long_name": "area of the grid cell, sphere of radius 1 m",
-        "units": "m2",
-    }
-    _static(dataset, "cell_area", ("lat", "lon"), area, attributes)
-
-
-def _define_variable(dataset, declared: Variable, sizes, coordinates) -> None:
-    attributes = {"long_name": declared.long_name, "units": declared.units}
-    attributes = {name: text for name, text in attributes.items() if text}
-    on_grid = declared.dims[-2:] == ("lat", "lon")
-    if on_grid:
-        attributes["cell_measures"] = "area: cell_area"
-    attributes |= declared.attrs
-    if not _is_recorded(declared):
-        values = np.asarray(coordinates[declared.name]).astype(declared.dtype, casting="same_kind")
-        shape = tuple(sizes[dim] for dim in declared.dims)
-        if values.shape != shape:
-            raise ValueError(f"{declared.name} has shape {values.shape}; declared was {shape}")
-        _static(dataset, declared.name, declared.dims, values, attributes)
-        return
-    record_shape = [sizes[dim] for dim in declared.dims[1:]]
-    dtype = np.dtype(declared.dtype)
-    per_chunk = 1 if on_grid else _records_per_chunk(math.prod(record_shape) * dtype.itemsize, len(record_shape))
-    variable = dataset.createVariable(
-        declared.name,
-        dtype,
-        declared.dims,
-        chunksizes=(per_chunk, *record_shape),
-        fill_value=np.nan if dtype.kind == "f" else None,
-        **(_COMPRESSED if per_chunk == 1 else {}),
-    )
-    variable.setncatts(attributes)
-
-
-def _records_per_chunk(record_bytes: int, rank: int) -> int:
-    """Records in a chunk of a variable without a grid: 4096 for scalars, else chunks of about 32 KiB."""
-    return SCALAR_CHUNK if rank == 0 else max(1, _CHUNK_BYTES // record_bytes)
-
-
-def _define_weights(group, path: WeightPath) -> None:
-    """The whole weight path, such that `read_weight_path` gives it back bit for bit."""
-    group.createDimension("node", path.time.size)
-    group.setncatts({"interpolation": path.interpolation, "noise_var": float(path.noise_var)})
-    if path.relaxation is not None:
-        group.relaxation = float(path.relaxation)
-    nodes = ("node", "head", "row", "col")
-    for name, dims, long_name in (
-        ("time", nodes[:1], "flow time of the nodes of the weight path"),
-        ("logits", nodes, "logit matrices of the heads"),
-        ("rate", nodes, "time derivative of the logit matrices"),
-        ("values", nodes, "value matrices of the heads"),
-        ("mean", nodes[1:], "mean of the Ornstein-Uhlenbeck law"),
-        ("phase", ("head",), "phase of the forcing of each head, radians"),
-        ("concentration", ("head",), "concentration of the von Mises-Fisher likelihood of each head"),
-    ):
-        values = getattr(path, name)
-        if values is not None:
-            _static(group, name, dims[-np.ndim(values) :], values, {"long_name": long_name})
+def _identity(path: Path) -> tuple[int, int]:
+    """What tells a file from all others, whatever its name."""
+    status = os.stat(path)
+    return status.st_dev, status.st_ino
 
 
 def _cause(error: Exception, path: Path) -> str:
