@@ -131,7 +131,7 @@ class SamplingGrid:
     def __init__(self, degree: int):
         self.degree = degree
         self.lmax = degree + 1
-        self.nlat = degree + 2 + degree % 2
+        self.nlat = max(degree + 2 + degree % 2, 8)
         self.grid = gauss_grid(self.nlat)
         self.north = self.grid.points[: self.nlat // 2].reshape(-1, 3)
         self.area = self.grid.cell_area[:, None]

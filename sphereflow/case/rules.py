@@ -8,6 +8,8 @@ from itertools import combinations
 
 from sphereflow.case.quantities import is_square
 from sphereflow.case.wording import keys_of, show
+from sphereflow.drift import Drift, Perceptron
+from sphereflow.errors import CaseError
 
 SYMMETRY_TOLERANCE = 1e-12
 SYMMETRIC_SCHEDULES = ("ornstein-uhlenbeck", "oscillating")
@@ -73,6 +75,10 @@ def broken_rules(given):
         _dimension_for_initial,
         _tokens_from_one_source,
         _fields_of_solver,
+        _fields_of_model,
+        _variational_heads,
+        _drift_from_one_source,
+        _drift_fits,
     )
     return [problem for rule in rules for problem in rule(given)]
 
@@ -97,6 +103,9 @@ def _head_count(given):
     if given.states("heads", "matrices"):
         matrices = given("heads", "matrices")
         return None if matrices is None else len(matrices)
+    kappa = given("heads", "kappa")
+    if given("heads", "kind") == "svflow" and isinstance(kappa, tuple):
+        return len(kappa)
     in_file = given.states("heads", "file") or given("heads", "schedule") in (None, "table")
     return None if in_file else 1
 
@@ -126,9 +135,10 @@ def _as_many_as_heads(given):
     for key, matrices in _matrix_lists(given, ("matrices", "values", "mean")):
         if len(matrices) != count:
             yield ("heads", key), f"{len(matrices)} {size}x{size} matrices are not allowed; must be {count}, {told}"
-    weights = given("heads", "weights")
-    if weights is not None and len(weights) != count:
-        yield ("heads", "weights"), f"{len(weights)} weights are not allowed; must be {count}, {told}"
+    for key, noun in (("weights", "weights"), ("kappa", "concentrations")):
+        numbers = given("heads", key)
+        if isinstance(numbers, tuple) and len(numbers) != count:
+            yield ("heads", key), f"{len(numbers)} {noun} are not allowed; must be {count}, {told}"
 
 
 def _symmetric_matrices(given):
@@ -179,6 +189,17 @@ def _movement_has_an_energy(given):
             f'{show(values)} is not allowed {kind}; must be "logits": heads with value matrices of their own follow '
             "no energy that a step could minimise"
         )
+    if given("heads", "kind") == "svflow" and given("heads", "posterior") == "attention":
+        yield ("heads", "posterior"), (
+            f'"attention" is not allowed {kind}; must be "exact": with logits of their own the heads of a variational flow '
+            "follow no energy that a step could minimise"
+        )
+    for key in ("experts", "experts_file", "mlp"):
+        if given.states("model", key):
+            yield ("model", key), (
+                f"is not allowed {kind}; the key must be removed: a local drift is not the gradient of the energy that a "
+                'step minimises; use solver.kind = "finite-volume"'
+            )
     if given("model", "diffusion"):
         yield ("model", "diffusion"), (
             f"{show(given('model', 'diffusion'))} is not allowed {kind}; must be 0: the Laplacian is no part of the "
@@ -278,8 +299,80 @@ def _fields_of_solver(given):
         return
     for name in fields:
         if (name == "position") != (kind == "particles"):
-            others = "density, potential, effective_mobility, first_variation, velocity"
+            others = "density, potential, effective_mobility, first_variation, velocity, or those of the model"
             allowed = "position" if kind == "particles" else others
             yield ("output", "fields"), (
                 f"{show(name)} is not allowed with solver.kind = {show(kind)}; must be of {allowed}, or an empty list"
             )
+
+
+def _fields_of_model(given):
+    fields = given("output", "fields") or ()
+    for name in fields:
+        if name in ("surprisal", "posterior_divergence", "resultant_length") and given("heads", "kind") == "attention":
+            yield ("output", "fields"), f'{show(name)} is not allowed with heads.kind = "attention"; needs kind = "svflow"'
+        if name == "local_gate_entropy" and not (given.states("model", "experts") or given.states("model", "experts_file")):
+            yield ("output", "fields"), f"{show(name)} is not allowed without experts; needs model.experts"
+
+
+def _variational_heads(given):
+    kind, posterior = given("heads", "kind"), given("heads", "posterior")
+    if kind == "attention":
+        for key in ("kappa", "posterior"):
+            if given.states("heads", key):
+                text = 'is not allowed with kind = "attention"; the key must be removed, or set kind = "svflow"'
+                yield ("heads", key), f"{show(given.raw('heads', key))} {text}"
+        return
+    if kind != "svflow":
+        return
+    if not given.states("heads", "kappa"):
+        yield ("heads", "kappa"), 'missing; must be given with kind = "svflow": a number >= 0, or one for each head'
+    values, velocity, direction = given("heads", "values"), given("model", "velocity"), given("model", "direction")
+    because = 'with heads.kind = "svflow"'
+    if values not in (None, "logits"):
+        yield ("heads", "values"), f"{show(values)} is not allowed {because}; the key must be removed, V = kappa I"
+    if velocity not in (None, "attention"):
+        yield ("model", "velocity"), f'{show(velocity)} is not allowed {because}; must be "attention"'
+    if direction == "descend":
+        yield ("model", "direction"), f'"descend" is not allowed {because}; must be "ascend": tokens follow the score upwards'
+    if posterior != "attention":
+        exact = 'with posterior = "exact"; the key must be removed, or set posterior = "attention": the logits are kappa I'
+        for key in ("initial", "matrices", "file", "scale"):
+            if given.states("heads", key) and not (key == "scale" and given("heads", "scale") == 1):
+                yield ("heads", key), f"{show(given.raw('heads', key))} is not allowed {exact}"
+        if given("heads", "schedule") not in (None, "frozen"):
+            yield ("heads", "schedule"), (
+                f'{show(given("heads", "schedule"))} is not allowed with posterior = "exact"; must be "frozen": kappa is '
+                "constant"
+            )
+
+
+def _drift_from_one_source(given):
+    if given.states("model", "experts") and given.states("model", "experts_file"):
+        yield ("model", "experts_file"), "is not allowed together with model.experts; one of the two must be removed"
+    if given.states("model", "mlp") and isinstance(given.raw("model", "mlp"), dict):
+        mlp = given.raw("model", "mlp")
+        layers = ("w1", "b1", "w2", "b2")
+        missing = [key for key in layers if key not in mlp]
+        if "file" in mlp and len(missing) < 4:
+            keys = ", ".join(key for key in layers if key in mlp)
+            yield ("model", "mlp"), f"file and {keys} are not allowed together; must be either file or w1, b1, w2, b2"
+        if "file" not in mlp and missing:
+            yield ("model", "mlp"), f"{', '.join(missing)} missing; must have file, or all of w1, b1, w2, b2"
+    if given.states("model", "residual_scale") and given("model", "residual_scale") != 1:
+        if not any(given.states("model", key) for key in ("experts", "experts_file", "mlp")):
+            yield ("model", "residual_scale"), (
+                f"{show(given.raw('model', 'residual_scale'))} is not allowed without a local drift; needs model.experts or "
+                "model.mlp"
+            )
+
+
+def _drift_fits(given):
+    mlp = given("model", "mlp")
+    if not isinstance(mlp, dict) or not {"w1", "b1", "w2", "b2"} <= mlp.keys():
+        return
+    try:
+        perceptron = Perceptron(*(mlp[key] for key in ("w1", "b1", "w2", "b2")))
+        Drift(mlp=perceptron).require_dimension(_dimension(given))
+    except CaseError as error:
+        yield ("model", "mlp"), f"is not allowed: {error}"
