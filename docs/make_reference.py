@@ -25,6 +25,8 @@ HEADINGS = {
     "FIELDS": "Fields, each on request (`output.fields`)",
     "SCALARS": "Recorded by every run",
     "NOISE_SCALARS": "With noise on the weights",
+    "FLOW_SCALARS": "With heads of a score-based variational flow (`heads.kind = \"svflow\"`)",
+    "EXPERT_VARIABLES": "With experts (`model.experts`)",
     "HEAD_VARIABLES": "Weights at the records",
     "VALUE_VARIABLES": "With value matrices of their own",
     "MOVEMENT_SCALARS": "Minimising movements",

@@ -1,11 +1,11 @@
 """sphereflow: the mean-field dynamics of multi-head transformers as a PDE on the sphere.
 
-`run(case)` runs a case file and returns the result; `open_run(path)` opens one. Both are loaded when first used, so that
-importing the package is quick.
+`run(case)` runs a case file and returns the result, `resume(path)` goes on with an interrupted run, `open_run(path)` opens
+one. They are loaded when first used, so that importing the package is quick.
 """
 
 __version__ = "0.1.0"
-__all__ = ["__version__", "open_run", "run"]
+__all__ = ["TransformerBlock", "__version__", "open_run", "resume", "run"]
 
 
 def __getattr__(name):
@@ -13,6 +13,14 @@ def __getattr__(name):
         from sphereflow.runs import run
 
         return run
+    if name == "resume":
+        from sphereflow.resuming import resume
+
+        return resume
+    if name == "TransformerBlock":
+        from sphereflow.transformer import TransformerBlock
+
+        return TransformerBlock
     if name == "open_run":
         from sphereflow.storage import open_run
 

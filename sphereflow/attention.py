@@ -292,14 +292,10 @@ class AttentionFields:
         """log b, b = 1 / sum_h w_h / m_h (the harmonic mean of the heads)."""
         if len(self.heads.weight) == 1:
             return self.potential
-        m = self.mobilities
-
-        def compute(nlat):
-            minus_log = -m.log_on(nlat)
-            top = minus_log.max(axis=0)
-            return -(top + np.log(np.tensordot(self.heads.weight, np.exp(minus_log - top), 1)))
-
-        return self.operator.resolve("effective_mobility", m.smallest_grid(), compute)
+        m, weight = self.mobilities, self.heads.weight
+        return self.operator.resolve(
+            "effective_mobility", m.smallest_grid(), lambda nlat: m.log_harmonic_mean_on(weight, nlat)
+        )
 
     @cached_property
     def effective_mobility(self) -> np.ndarray:

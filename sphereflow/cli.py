@@ -9,7 +9,7 @@ import os
 import sys
 
 from sphereflow import __version__
-from sphereflow.errors import SphereflowError
+from sphereflow.errors import NumericalError, RunInterrupted, SphereflowError
 
 INTERRUPTED = 130
 
@@ -26,8 +26,8 @@ def main(arguments=None) -> int:
     except SphereflowError as error:
         print(f"sphereflow: {error}", file=sys.stderr)
         return error.exit_code
-    except KeyboardInterrupt:
-        print("sphereflow: interrupted", file=sys.stderr)
+    except KeyboardInterrupt as error:
+        print(f"sphereflow: {error if isinstance(error, RunInterrupted) else 'interrupted'}", file=sys.stderr)
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
@@ -45,9 +45,14 @@ def _parser():
     command.set_defaults(command=_run)
     _add_case(command)
     command.add_argument("-o", "--output", metavar="FILE", help="output file, in place of the case's")
-    command.add_argument("--force", action="store_true", help="move an existing output file to NAME.bak")
-    command.add_argument("--threads", type=int, default=1, metavar="N", help="threads to use (default 1)")
-    command.add_argument("--quiet", action="store_true", help="no progress bar")
+    _add_running(command)
+
+    command = commands.add_parser("resume", help="go on with an interrupted, killed or failed run, or extend a complete one")
+    command.set_defaults(command=_resume)
+    command.add_argument("file", metavar="FILE", help="output file (.nc) of the run, with its checkpoints beside it")
+    command.add_argument("-o", "--output", metavar="FILE", help="go on in another file and leave FILE as it is")
+    command.add_argument("--extend", type=float, metavar="T", help="new end of the run; FILE is kept as NAME.bak")
+    _add_running(command)
 
     command = commands.add_parser("validate", help="check a case file and print it with all defaults")
     command.set_defaults(command=_validate)
@@ -95,17 +100,52 @@ def _add_case(command):
     )  # fmt: skip
 
 
+def _add_running(command):
+    command.add_argument("--force", action="store_true", help="move an existing output file to NAME.bak")
+    command.add_argument("--threads", type=int, default=1, metavar="N", help="threads to use (default 1)")
+    command.add_argument("--quiet", action="store_true", help="no progress bar")
+    command.add_argument("--strict", action="store_true", help="exit with 3 if mass or energy do not balance")
+
+
 def _run(options):
     from sphereflow.case import load_case
     from sphereflow.runs import run
-    from sphereflow.storage import run_summary
 
     case = load_case(options.case, options.overrides)
     path = options.output if options.output is not None else case.output.file
     with _Progress(case.solver.t_end, options.quiet) as progress:
-        run(case, path, force=options.force, threads=options.threads, on_step=progress).close()
-    print(_one_line(run_summary(path)))
+        run(
+            case, path, force=options.force, threads=options.threads, on_step=progress, notify=_tell,
+        ).close()  # fmt: skip
+    _print_end(path, options.strict)
+
+
+def _resume(options):
+    from sphereflow.resuming import resume
+    from sphereflow.storage import run_summary
+
+    with _Progress(options.extend or run_summary(options.file)["t_end"], options.quiet) as progress:
+        resume(
+            options.file, options.output, extend=options.extend, force=options.force, threads=options.threads,
+            on_step=progress, notify=_tell,
+        ).close()  # fmt: skip
+    _print_end(options.file if options.output is None else options.output, options.strict)
+
+
+def _tell(text):
+    print(f"sphereflow: {text}", file=sys.stderr)
+
+
+def _print_end(path, strict):
+    from sphereflow.storage import run_summary
+
+    summary = run_summary(path)
+    print(_one_line(summary))
     print(path)
+    if summary["status"] != "complete":
+        if strict:
+            raise NumericalError(f"{path}: {summary['status']}")
+        _tell(f"{path}: {summary['status']}")
 
 
 class _Progress:
@@ -169,8 +209,10 @@ def _info(options):
         print(json.dumps(summary, indent=2))
         return
     status = summary["status"]
-    if status == "running":
-        status = "running" if summary["being_written"] else "interrupted (nobody is writing it)"
+    if summary["state"] == "interrupted":
+        status = "interrupted" if status == "interrupted" else "interrupted (killed: nobody is writing it)"
+    if summary["state"] in ("interrupted", "failed") and summary["checkpoints"]:
+        status += f"; go on with: sphereflow resume {summary['path']}"
     rows = {
         "file": f"{summary['path']} ({summary['bytes'] / 1e6:.1f} MB)",
         "title": summary["title"],

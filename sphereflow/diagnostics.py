@@ -10,7 +10,9 @@ from scipy.sparse.csgraph import connected_components
 from scipy.special import xlogy
 
 from sphereflow import energy
+from sphereflow.drift import expert_usage, gate_entropy, load_imbalance
 from sphereflow.grid import GaussGrid
+from sphereflow.variational import Inference, equivalent_kappa, infer_density
 
 
 @dataclass(frozen=True)
@@ -102,6 +104,16 @@ class DensitySnapshot:
         self.fields, self.tendency, self.ledger = fields, tendency, ledger
         self.t, self.dt, self.step, self.weight_variation = t, dt, step, weight_variation
         self.grid, self.density = fields.grid, fields.density
+
+    @cached_property
+    def sample(self) -> tuple[np.ndarray, np.ndarray]:
+        """Points of the sphere, the nodes (nlat, nlon, 3), and the mass at each, (nlat, nlon), for integrals over rho."""
+        return self.grid.points, self.fields.mass_density * self.grid.cell_area[:, None]
+
+    @cached_property
+    def inference(self) -> Inference:
+        """Surprisal, posterior divergence and resultant at the nodes, of heads with a likelihood."""
+        return infer_density(self.fields)
 
     @cached_property
     def mass(self) -> float:
@@ -221,6 +233,39 @@ VALUE_VARIABLES = (
     Variable("values", ("t", "head", "row", "col"), "1", "value matrices V_h", lambda s: s.fields.heads.values),
 )
 
+
+def _over_mass(snapshot, values):
+    """Mean over rho of values at the points of a snapshot's `sample`."""
+    mass = snapshot.sample[1]
+    return float(np.sum(mass * values) / mass.sum())
+
+
+def _gates(snapshot):
+    """Gates of the experts at the points of a snapshot's `sample`, shape (..., E)."""
+    return snapshot.fields.operator.drift.experts.gates(snapshot.sample[0])
+
+
+def _usage(snapshot):
+    return expert_usage(_gates(snapshot), snapshot.sample[1])
+
+
+FLOW_SCALARS = (
+    _scalar("marginal_nll", "marginal negative log-likelihood - sum_h w_h int rho log p_h",
+            lambda s: _over_mass(s, s.inference.surprisal)),
+    _scalar("variational_gap", "variational gap sum_h w_h int rho KL(q_h || p_h)",
+            lambda s: _over_mass(s, s.inference.posterior_divergence)),
+    _scalar("attention_resultant", "mean resultant length sum_h w_h int rho |int y q_h(y|x) dy| of the attention",
+            lambda s: _over_mass(s, s.inference.resultant)),
+    _scalar("attention_kappa", "concentration of the von Mises-Fisher density of that resultant length",
+            lambda s: equivalent_kappa(_over_mass(s, s.inference.resultant), s.sample[0].shape[-1])),
+)  # fmt: skip
+
+EXPERT_VARIABLES = (
+    Variable("expert_usage", ("t", "expert"), "1", "share int rho g_e of each expert", _usage),
+    _scalar("load_imbalance", "load imbalance KL(expert_usage || uniform)", lambda s: load_imbalance(_usage(s))),
+    _scalar("gate_entropy", "gate entropy - int rho sum_e g_e log g_e", lambda s: _over_mass(s, gate_entropy(_gates(s)))),
+)
+
 FIELDS = {
     "density": (
         _field("density", "token density, total mass 1", lambda s: s.density, "m-2", cell_methods="area: mean"),
@@ -239,10 +284,26 @@ FIELDS = {
         _field("velocity_east", "token velocity, component to the east", lambda s: s.fields.velocity[1]),
         _field("velocity_north", "token velocity, component to the north", lambda s: -s.fields.velocity[0]),
     ),
+    "surprisal": (
+        _field("surprisal", "surprisal - sum_h w_h log p_h(x)", lambda s: s.inference.surprisal),
+    ),
+    "posterior_divergence": (
+        _field("posterior_divergence", "divergence sum_h w_h KL(q_h || p_h)(x) of the attention from the posterior",
+               lambda s: s.inference.posterior_divergence),
+    ),
+    "resultant_length": (
+        _field("resultant_length", "resultant length sum_h w_h |int y q_h(y|x) dy| of the attention",
+               lambda s: s.inference.resultant),
+    ),
+    "local_gate_entropy": (
+        _field("local_gate_entropy", "gate entropy - sum_e g_e log g_e at x", lambda s: gate_entropy(_gates(s))),
+    ),
 }  # fmt: skip
 
 
-def run_variables(fields: Sequence[str], with_noise: bool, with_values: bool) -> tuple[Variable, ...]:
+def run_variables(
+    fields: Sequence[str], with_noise: bool, with_values: bool, with_likelihood: bool = False, with_experts: bool = False
+) -> tuple[Variable, ...]:
     """The recorded variables of a density run.
 
     Parameters
@@ -251,11 +312,15 @@ def run_variables(fields: Sequence[str], with_noise: bool, with_values: bool) ->
         Names of `FIELDS`.
     with_noise, with_values : bool
         Whether the weights carry noise, and whether there are value matrices of their own.
+    with_likelihood, with_experts : bool
+        Whether the heads are those of a variational flow, and whether experts are part of a drift.
     """
     chosen = tuple(variable for name in FIELDS if name in fields for variable in FIELDS[name])
     noise = NOISE_SCALARS if with_noise else ()
     values = VALUE_VARIABLES if with_values else ()
-    return (*chosen, *SCALARS, *noise, *HEAD_VARIABLES, *values)
+    flow = FLOW_SCALARS if with_likelihood else ()
+    experts = EXPERT_VARIABLES if with_experts else ()
+    return (*chosen, *SCALARS, *noise, *flow, *experts, *HEAD_VARIABLES, *values)
 
 
 MOVEMENT_SCALARS = (
@@ -271,9 +336,9 @@ MOVEMENT_SCALARS = (
 )
 
 
-def movement_variables(fields: Sequence[str], with_noise: bool, with_values: bool) -> tuple[Variable, ...]:
+def movement_variables(fields: Sequence[str], with_noise: bool, with_values: bool, **features: bool) -> tuple[Variable, ...]:
     """The variables of a run by minimising movements: those of `run_variables` and the account of the last step."""
-    return (*run_variables(fields, with_noise, with_values), *MOVEMENT_SCALARS)
+    return (*run_variables(fields, with_noise, with_values, **features), *MOVEMENT_SCALARS)
 
 
 MOMENTS = ("mean_x", "mean_y", "mean_z", "second_moment", "order_parameter")
@@ -284,7 +349,12 @@ MEAN_VECTOR = Variable("mean", ("t", "row"), "1", "mean position int x rho", lam
 
 
 def particle_variables(
-    fields: Sequence[str], with_noise: bool, with_values: bool, dimension: int = 3
+    fields: Sequence[str],
+    with_noise: bool,
+    with_values: bool,
+    dimension: int = 3,
+    with_likelihood: bool = False,
+    with_experts: bool = False,
 ) -> tuple[Variable, ...]:
     """The variables of a particle run: those of `run_variables` that need no density, and the tokens.
 
@@ -292,13 +362,14 @@ def particle_variables(
     ----------
     fields : sequence of str
         May hold "position".
-    with_noise, with_values : bool
+    with_noise, with_values, with_likelihood, with_experts : bool
         As in `run_variables`.
     dimension : int
         Dimension d; beyond 3 the mean is one vector instead of mean_x, mean_y, mean_z.
     """
     absent = {*DENSITY_ONLY, *MOMENTS}
-    shared = tuple(v for v in run_variables((), with_noise, with_values) if v.name not in absent)
+    every = run_variables((), with_noise, with_values, with_likelihood, with_experts)
+    shared = tuple(v for v in every if v.name not in absent)
     position = (POSITION,) if "position" in fields else ()
     return (*position, PARTICLE_WEIGHT, *shared, *moment_variables(dimension))
 

@@ -11,6 +11,7 @@ import math
 from functools import cached_property, lru_cache
 
 import numpy as np
+from scipy.special import logsumexp
 
 from sphereflow.grid import GaussGrid
 from sphereflow.harmonics import degrees_and_orders, get_transform
@@ -175,6 +176,7 @@ class ExpandedGroup:
 
     def __init__(self, expansion: DensityExpansion, index, matrices, degree, gradient: bool):
         self.expansion, self.index, self.matrices, self.degree = expansion, index, matrices, degree
+        self._synthesised = None
         largest = max(int(degree.max()), 4)
         self.sampling = sampling_grid(largest + largest % 2)
         s = self.sampling
@@ -219,6 +221,12 @@ class ExpandedGroup:
     def synthesis(self, coefficients: np.ndarray, nlat: int) -> np.ndarray:
         """Values on a Gauss grid of coefficients up to the sampling degree."""
         return self.expansion.transform(nlat, self.sampling.degree).synthesis(coefficients)
+
+    def values_on(self, nlat: int) -> np.ndarray:
+        """m_k on a Gauss grid, shape (k, nlat, 2 nlat); those of the last grid asked for are kept."""
+        if self._synthesised is None or self._synthesised.shape[1] != nlat:
+            self._synthesised = self.synthesis(self.coefficients, nlat)
+        return self._synthesised
 
     @cached_property
     def coefficients(self) -> np.ndarray:
@@ -310,7 +318,7 @@ class MobilitySet:
         """log m_k on the Gauss grid with `nlat` latitudes, shape (K, nlat, 2 nlat)."""
         out = np.empty((len(self.matrices), nlat, 2 * nlat))
         for group in self.groups:
-            out[group.index] = np.log(group.synthesis(group.coefficients, nlat))
+            out[group.index] = np.log(group.values_on(nlat))
         if self.pointwise.size:
             out[self.pointwise] = self._pointwise_on(nlat)[0]
         return out
@@ -323,7 +331,7 @@ class MobilitySet:
         """
         out = np.zeros((nlat, 2 * nlat))
         for group in self.groups:
-            values = group.synthesis(group.coefficients, nlat)
+            values = group.values_on(nlat)
             order = np.lexsort((self.radius[group.index], weight[group.index]))
             product, budget, current = None, 0.0, None
             for k in order:
@@ -341,12 +349,25 @@ class MobilitySet:
             out += np.tensordot(weight[self.pointwise], self._pointwise_on(nlat)[0], 1)
         return out
 
+    def log_harmonic_mean_on(self, weight: np.ndarray, nlat: int) -> np.ndarray:
+        """log of 1 / sum_k weight_k / m_k on a Gauss grid, shape (nlat, 2 nlat)."""
+        inverse = np.zeros((nlat, 2 * nlat))
+        for group in self.groups:
+            inverse += np.tensordot(weight[group.index], 1 / group.values_on(nlat), 1)
+        if not self.pointwise.size:
+            return -np.log(inverse)
+        minus_log = -self._pointwise_on(nlat)[0]
+        with np.errstate(divide="ignore"):
+            minus_log = np.concatenate([minus_log, np.log(inverse)[None]])
+        weights = np.append(weight[self.pointwise], 1.0)
+        return -logsumexp(minus_log, axis=0, b=weights[:, None, None])
+
     def mean_on(self, nlat: int) -> np.ndarray:
         """Softmax mean grad M / M of each matrix on a Gauss grid, shape (K, 3, nlat, 2 nlat)."""
         out = np.empty((len(self.matrices), 3, nlat, 2 * nlat))
         for group in self.groups:
             out[group.index] = group.synthesis(group.gradient_coefficients, nlat)
-            out[group.index] /= group.synthesis(group.coefficients, nlat)[:, None]
+            out[group.index] /= group.values_on(nlat)[:, None]
         if self.pointwise.size:
             out[self.pointwise] = self._pointwise_on(nlat)[1]
         return out

@@ -21,18 +21,23 @@ from sphereflow import __version__
 from sphereflow.attention import AttentionOperator
 from sphereflow.case import Case, load_case, parse_case
 from sphereflow.cells import cell_means
-from sphereflow.diagnostics import Variable, movement_variables, particle_variables, record, run_variables
+from sphereflow.diagnostics import Variable, movement_variables, particle_variables, run_variables
+from sphereflow.drift import Drift, make_drift
+from sphereflow.energy import Ledger
 from sphereflow.errors import CaseError, NumericalError
 from sphereflow.grid import GaussGrid
 from sphereflow.heads import WeightPath, sample_weight_path
 from sphereflow.initial import initial_density
+from sphereflow.layers import LayeredDensity, LayeredTokens
 from sphereflow.movement import StepSettings, resolved_degree
 from sphereflow.movement_solver import MovementSolver
 from sphereflow.particles import ParticleSolver, TokenOperator, initial_tokens, quadrature_tokens
-from sphereflow.simulation import FiniteVolumeSolver, record_times, run_to_end
+from sphereflow.sessions import Interrupts, Keeper, drive
+from sphereflow.simulation import FiniteVolumeSolver, record_times
 from sphereflow.stepping import StepController
-from sphereflow.storage import RunWriter, open_run, read_density
+from sphereflow.storage import RunWriter, checkpoint, open_run, read_density
 from sphereflow.storage.arrays import read_arrays
+from sphereflow.storage.claim import backup_name
 from sphereflow.storage.importers import read_tokens
 from sphereflow.transport import Transport
 
@@ -82,6 +87,11 @@ def _require_energy(case: Case, path: WeightPath) -> None:
             )
 
 
+def build_drift(case: Case) -> Drift | None:
+    """The local drift of a case, or None; reads the files it names."""
+    return make_drift(case.model, case.model.dimension, read_arrays)
+
+
 def build_density(case: Case, grid: GaussGrid) -> np.ndarray:
     """Cell means of the initial density of a case."""
     density = initial_density(grid, case.initial, read_tokens=read_tokens, read_density=read_density)
@@ -101,65 +111,85 @@ def build_initial_state(case: Case):
     return build_tokens(case) if case.solver.kind == "particles" else build_density(case, GaussGrid(case.grid.nlat))
 
 
-def build_solver(case: Case, threads: int = 1):
-    """The solver of a case at t = 0.
+def build_solver(case: Case, threads: int = 1, path: WeightPath | None = None, state: dict | None = None):
+    """The solver of a case, at t = 0 or in the state of a checkpoint.
 
     Parameters
     ----------
     case : Case
     threads : int
         Threads of the transforms; those of the compiled loops are numba's (`numba.set_num_threads`).
+    path : WeightPath, optional
+        The weights, if they are known already.
+    state : dict, optional
+        From the `state()` of a solver of this case. The initial state is then not built.
 
     Returns
     -------
     FiniteVolumeSolver, MovementSolver or ParticleSolver
-        Whatever it is, it has t, dt, step, path, ledger, energy, mass, advance(target) and snapshot().
+        Whatever it is, it has t, dt, step, path, ledger, energy, mass, advance(target), snapshot(), state() and
+        restore(state).
     """
-    return SOLVERS[case.solver.kind](case, threads)
+    path = build_weight_path(case) if path is None else path
+    solver = SOLVERS[case.solver.kind](case, threads, path, state)
+    if state is not None:
+        solver.restore(state)
+    return solver
+
+
+def _known(state: dict | None) -> dict:
+    """Ledger for a solver that is about to be restored, so that it does not compute its own."""
+    return {} if state is None else {"ledger": Ledger(**state["ledger"])}
 
 
 def _operator(case, threads, two_point):
     model = case.model
     return AttentionOperator(
         GaussGrid(case.grid.nlat), model.velocity, DIRECTIONS[model.direction], model.tolerance, model.backend, threads,
-        two_point,
+        two_point, build_drift(case),
     )  # fmt: skip
 
 
-def _finite_volume_solver(case, threads):
+def _finite_volume_solver(case, threads, path, state):
     solver = case.solver
     operator = _operator(case, threads, two_point=solver.reconstruction == "two-point")
     controls = {key: value for key in ("cfl", "error_tolerance") if (value := getattr(solver, key)) is not None}
-    return FiniteVolumeSolver(
+    kind = LayeredDensity if path.interpolation == "step" else FiniteVolumeSolver
+    return kind(
         operator=operator,
         transport=Transport(operator.grid, solver.reconstruction, case.model.diffusion),
-        path=build_weight_path(case),
+        path=path,
         controller=StepController(fixed_dt=solver.dt, **controls),
-        density=build_density(case, operator.grid),
+        density=build_density(case, operator.grid) if state is None else state["density"],
+        **_known(state),
     )
 
 
-def _movement_solver(case, threads):
+def _movement_solver(case, threads, path, state):
     solver, operator = case.solver, _operator(case, threads, two_point=True)
     return MovementSolver(
         operator=operator,
-        path=build_weight_path(case),
-        density=build_density(case, operator.grid),
+        path=path,
+        density=build_density(case, operator.grid) if state is None else state["density"],
         tau=solver.tau,
+        energy=None if state is None else state["energy"],
+        **_known(state),
         settings=StepSettings(solver.newton_tolerance, solver.newton_limit, solver.inner_steps),
     )
 
 
-def _particle_solver(case, threads):
+def _particle_solver(case, threads, path, state):
     model, solver = case.model, case.solver
-    positions, weights = build_tokens(case)
-    return ParticleSolver(
-        operator=TokenOperator(model.velocity, DIRECTIONS[model.direction], model.tolerance),
-        path=build_weight_path(case),
+    positions, weights = build_tokens(case) if state is None else (state["positions"], state["weights"])
+    kind = LayeredTokens if path.interpolation == "step" else ParticleSolver
+    return kind(
+        operator=TokenOperator(model.velocity, DIRECTIONS[model.direction], model.tolerance, build_drift(case)),
+        path=path,
         positions=positions,
         weights=weights,
         scheme=solver.scheme,
         max_dt=solver.dt,
+        **_known(state),
     )
 
 
@@ -172,16 +202,20 @@ SOLVERS = {
 
 def output_layout(case: Case, solver) -> tuple[tuple[Variable, ...], dict]:
     """The variables a run records, and what `RunWriter.create` must know of its grid or tokens."""
-    noise, values = solver.path.noise_var > 0, solver.path.values is not None
+    path, drift = solver.path, solver.operator.drift
+    noise, values = path.noise_var > 0, path.values is not None
+    experts = drift.experts if drift is not None else None
+    sizes = {} if experts is None else {"expert": len(experts.kappa)}
+    features = {"with_likelihood": path.concentration is not None, "with_experts": experts is not None}
     if case.solver.kind == "particles":
         count, dimension = solver.positions.shape
         layout = {
-            "dimensions": {"particle": count, "xyz": dimension},
+            "dimensions": {"particle": count, "xyz": dimension, **sizes},
             "coordinates": {"particle_weight": solver.weights},
         }
-        return particle_variables(case.output.fields, noise, values, dimension), layout
+        return particle_variables(case.output.fields, noise, values, dimension, **features), layout
     table = movement_variables if case.solver.kind == "minimizing-movement" else run_variables
-    return table(case.output.fields, noise, values), {"grid": solver.operator.grid}
+    return table(case.output.fields, noise, values, **features), {"grid": solver.operator.grid, "dimensions": sizes}
 
 
 def run(
@@ -192,6 +226,7 @@ def run(
     force: bool = False,
     threads: int = 1,
     on_step: Callable[[object], None] | None = None,
+    notify: Callable[[str], None] = lambda text: None,
 ):
     """Run a case to its end and write its output file.
 
@@ -208,6 +243,8 @@ def run(
         Threads to use; results do not depend on it.
     on_step : callable, optional
         Called with the solver after every step.
+    notify : callable
+        Told, in sentences, of what goes wrong without ending the run.
 
     Returns
     -------
@@ -219,23 +256,22 @@ def run(
     CaseError, BackendError, OutputError, NumericalError
         Nothing is written unless the case is valid and its inputs are readable; after a numerical failure the file holds
         the records so far.
+    RunInterrupted
+        After SIGINT or SIGTERM; `resume` goes on from there.
     """
     case = _as_case(case, overrides)
-    if threads < 1 or threads > numba.config.NUMBA_NUM_THREADS:
-        raise CaseError(f"threads: {threads} is not allowed; must be from 1 to {numba.config.NUMBA_NUM_THREADS}")
-    path = Path(output if output is not None else case.output.file)
-    with _compiled_threads(threads):
+    path = Path(os.path.abspath(output if output is not None else case.output.file))
+    with compiled_threads(threads), Interrupts() as interrupts:
         solver = build_solver(case, threads)
         variables, layout = output_layout(case, solver)
+        attributes = run_attributes(case, solver)
         writer = RunWriter.create(
-            path, variables=variables, attributes=_attributes(case, solver), weight_path=solver.path,
-            force=force, **layout,
-        )  # fmt: skip
-        with writer:
-            callback = (lambda: on_step(solver)) if on_step else (lambda: None)
-            for snapshot in run_to_end(solver, record_times(case.solver.t_end, case.output.every), callback):
-                writer.append({"t": snapshot.t, **record(snapshot, variables)})
-            writer.set_status("complete")
+            path, variables=variables, attributes=attributes, weight_path=solver.path, force=force, **layout
+        )
+        checkpoint.move(path, backup_name(path))
+        keeper = Keeper(case, solver, writer, attributes["id"], 0, notify)
+        times = record_times(case.solver.t_end, case.output.every)
+        drive(case, solver, writer, variables, times, keeper, interrupts, on_step)
     return open_run(path)
 
 
@@ -250,7 +286,10 @@ def _as_case(case, overrides) -> Case:
 
 
 @contextmanager
-def _compiled_threads(threads: int):
+def compiled_threads(threads: int):
+    """Let compiled loops use a number of threads; raises CaseError if it is not possible."""
+    if threads < 1 or threads > numba.config.NUMBA_NUM_THREADS:
+        raise CaseError(f"threads: {threads} is not allowed; must be from 1 to {numba.config.NUMBA_NUM_THREADS}")
     before = numba.get_num_threads()
     numba.set_num_threads(threads)
     try:
@@ -259,7 +298,7 @@ def _compiled_threads(threads: int):
         numba.set_num_threads(before)
 
 
-def _attributes(case: Case, solver) -> dict:
+def run_attributes(case: Case, solver) -> dict:
     """Global attributes: what was run, by what, when."""
     now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
     command = " ".join(Path(arg).name if k == 0 else arg for k, arg in enumerate(sys.argv))

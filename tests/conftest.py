@@ -12,6 +12,8 @@ REQUIRE_SHTNS = "SPHEREFLOW_REQUIRE_SHTNS"
 
 def pytest_runtest_setup(item):
     """Without shtns, skip the tests marked so; fail them where the environment says that it must be there."""
+    if item.get_closest_marker("torch") is not None and importlib.util.find_spec("torch") is None:
+        pytest.skip("torch is not installed")
     if item.get_closest_marker("shtns") is None or importlib.util.find_spec("shtns") is not None:
         return
     if os.environ.get(REQUIRE_SHTNS, "0") not in ("", "0"):

@@ -242,6 +242,7 @@ def test_the_result_does_not_depend_on_the_level_that_the_search_starts_from():
     heads = random_heads(3, norm=2.0)
     operator, reference = with_level(0, heads, grid)
     assert operator.nonlinear_grids == (24, 32, 48, 64)
+    assert AttentionOperator(GaussGrid(40)).nonlinear_grids == (24, 40), "a grid nearly as fine would save nothing"
     assert reference.potential.is_resolved
     on_full_grid = np.tensordot(heads.weight, reference.mobilities.log_on(64), 1)
     np.testing.assert_allclose(reference.potential.values, on_full_grid, atol=1e-9)
@@ -289,6 +290,14 @@ def test_a_potential_that_no_smaller_grid_resolves_is_taken_on_the_full_grid():
     assert coefficients[0].real == pytest.approx(
         GRID.integrate(fields.potential.values) / np.sqrt(4 * np.pi), rel=1e-12
     )
+
+
+def test_the_search_after_a_failure_starts_from_the_finest_of_the_smaller_grids():
+    grid = GaussGrid(64)
+    heads = Heads(12.0 * np.eye(3)[None], np.ones(1))
+    operator = AttentionOperator(grid)
+    fields = operator(0.5 * (vmf(grid.points, FIRST, 60.0) + vmf(grid.points, -FIRST, 60.0)), heads)
+    assert not fields.potential.is_resolved and operator.level["potential"] == 2
 
 
 # --- symmetries and backends -----------------------------------------------------------------------------------------

@@ -249,10 +249,11 @@ def test_noise_of_independent_tokens_matches_the_textbook():
 
 
 def test_sides_say_what_they_are(folder):
-    assert open_side(folder / "density.nc").what == "density"
-    tokens, quadrature = open_side(folder / "tokens.nc"), open_side(folder / "quadrature.nc")
+    names = ("density", "tokens", "quadrature", "scalars only")
+    density, tokens, quadrature, scalars = (open_side(folder / f"{name}.nc") for name in names)
+    assert (density.what, scalars.what) == ("density", "series")
     assert (tokens.what, tokens.is_random, quadrature.is_random) == ("tokens", True, False)
-    assert open_side(folder / "scalars only.nc").what == "series"
-    density = open_side(folder / "density.nc").measure(0)
-    assert density.masses.sum() == pytest.approx(1.0)
-    np.testing.assert_allclose(density.mean, quadrature.measure(0).mean, atol=1e-4)
+    assert density.measure(0).masses.sum() == pytest.approx(1.0)
+    np.testing.assert_allclose(density.measure(0).mean, quadrature.measure(0).mean, atol=1e-4)
+    for side in (density, tokens, quadrature, scalars):
+        side.close()

@@ -365,9 +365,9 @@ def test_a_mobility_that_varies_beyond_its_digits_is_not_known_by_coefficients()
 
 
 @pytest.mark.parametrize("norm", [700.0, 1e4, 1e7, 1e12, 1e150])
-@pytest.mark.parametrize("kappa", [20.0, 400.0])
+@pytest.mark.parametrize("kappa", [2.0, 20.0, 400.0])
 def test_no_matrix_makes_velocities_infinite_or_larger_than_itself(norm, kappa):
-    """With a density that the grid does not resolve (kappa 400) too."""
+    """With densities that the grid resolves (kappa 2) and does not resolve."""
     x = COARSE.points
     a = np.array([matrices_of_norm(norm)[name] for name in ("negative", "singular", "general")])
     m = MobilitySet(expansion_of(kappa, grid=GaussGrid(24)), a, gradient=True)

@@ -16,6 +16,7 @@ from typing import Annotated, Literal, get_args
 import tomli_w
 from pydantic import Field
 
+from sphereflow.case.parts import Expert, Perceptron, Table
 from sphereflow.case.quantities import (
     Concentration,
     Count,
@@ -45,7 +46,6 @@ from sphereflow.case.quantities import (
     Weights,
     list_of,
 )
-from sphereflow.case.parts import Expert, Perceptron, Table
 
 # table -> (the key that tells its kinds apart, the kind taken when the key is left out, None: it must be given)
 KIND_KEYS = {"heads": ("schedule", "frozen"), "initial": ("kind", None), "solver": ("kind", "finite-volume")}

@@ -60,6 +60,7 @@ class Side:
     path: WeightPath | None = None
     facts: Mapping[str, object] = field(default_factory=dict)
     _states: object = field(default=None, repr=False)
+    _file: xr.Dataset | None = field(default=None, repr=False)
     _two_point: bool = False
 
     def has_state(self, k: int) -> bool:
@@ -67,6 +68,11 @@ class Side:
         if self.what != "tokens":
             return self.what == "density"
         return bool(np.isfinite(self._states[0][k, 0, 0]))
+
+    def close(self) -> None:
+        """Close the file; what is not in memory yet cannot be read any more."""
+        if self._file is not None:
+            self._file.close()
 
     @property
     def has_start(self) -> bool:
@@ -94,7 +100,7 @@ class Side:
 
 
 def open_side(path) -> Side:
-    """Open a run of sphereflow, an imported file, or the data of others (.pt, .npz, .csv).
+    """Open a run of sphereflow, an imported file, or the data of others (.pt, .npz, .csv); close it after use.
 
     Raises
     ------
@@ -136,7 +142,7 @@ def _run_side(path):
         series={name: run[name].values for name in SCALARS if name in run},
         model={key: case["model"][key] for key in MODEL_KEYS if key in case.get("model", {})},
         is_random=what == "tokens" and not solver.get("quadrature", False), path=weights, facts=imported,
-        _states=states,
+        _states=states, _file=run,
         _two_point=solver.get("kind") == "minimizing-movement" or solver.get("reconstruction") == "two-point",
     )  # fmt: skip
 

@@ -1,5 +1,6 @@
 """The comparison: differences at common times beside the differences that sampling explains, and a judgement."""
 
+import contextlib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 
@@ -114,9 +115,7 @@ class Comparison:
             worst = max((q for q in self.quantities if not q.agrees), key=lambda q: np.max(q.sigmas))
             k = worst.worst
             noise = f", {worst.sigmas[k]:.1f} sigma of sampling noise" if worst.noise[k] > 0 else ""
-            return (
-                f"does not agree: {worst.name} is apart by {worst.difference[k]:.3g} at t = {worst.times[k]:g}{noise}"
-            )
+            return f"does not agree: {worst.name} is apart by {worst.difference[k]:.3g} at t = {worst.times[k]:g}{noise}"
         if set(self.methods.values()) == {"none"}:
             return f"agrees within the tolerance {self.tolerance:g}"
         return f"agrees within sampling noise ({max(np.max(q.sigmas) for q in self.quantities):.1f} sigma)"
@@ -177,7 +176,13 @@ def compare(
         If a file cannot be read.
     """
     _check_settings(times, tolerance, replicas)
-    a, b = open_side(first), open_side(second)
+    with contextlib.ExitStack() as stack:
+        sides = [stack.enter_context(contextlib.closing(open_side(path))) for path in (first, second)]
+        return _compared(*sides, times, tolerance, replicas, force, seed)
+
+
+def _compared(a, b, times, tolerance, replicas, force, seed):
+    """The comparison of two open sides."""
     if None not in (a.dimension, b.dimension) and a.dimension != b.dimension:
         raise CaseError(f"{a.name} is in dimension {a.dimension}, {b.name} in dimension {b.dimension}")
     in_a, in_b = common_times(a, b)
@@ -195,9 +200,7 @@ def compare(
         if name in a.series and name in b.series
     }
     methods = {"a": pair.noise[0].method, "b": pair.noise[1].method}
-    return Comparison(
-        a, b, pair.times, quantities, pair.spectrum, pair.bounds, tolerance, methods, apart, pair.notes, curves
-    )
+    return Comparison(a, b, pair.times, quantities, pair.spectrum, pair.bounds, tolerance, methods, apart, pair.notes, curves)
 
 
 def _check_settings(times, tolerance, replicas):
@@ -293,9 +296,7 @@ class _Pair:
         """Moments, spectra and Wasserstein distances, where both sides have a density or tokens."""
         at = self.complete
         if not at.size:
-            self.notes.append(
-                "there is no time with densities or tokens on both sides: moments and distances are left out"
-            )
+            self.notes.append("there is no time with densities or tokens on both sides: moments and distances are left out")
             return
         sides = [[side[j] for j in at] for side in self.measures]
         for name, attribute in (("mean", "mean"), ("second moments", "second_moment")):

@@ -18,6 +18,7 @@ import numpy as np
 from sphereflow.attention import Heads
 from sphereflow.drift import Drift
 from sphereflow.particles.mobility import TokenMeasure, TokenMobilities
+from sphereflow.variational import Inference, infer, likelihood_matrices
 
 
 @dataclass(frozen=True)
@@ -148,6 +149,19 @@ class TokenFields:
         """1/2 sum_i p_i b_i |v_i - v_gf,i|^2."""
         difference = np.sum((self.velocity - self.gradient_flow_velocity) ** 2, axis=1)
         return 0.5 * self._sum(self.effective_mobility * difference)
+
+    @cached_property
+    def inference(self) -> Inference:
+        """Surprisal, posterior divergence and resultant of heads with a likelihood, arrays (n,)."""
+        heads, measure = self.heads, self.measure
+        count, n = len(heads.weight), measure.count
+        out = Inference(np.empty(n), np.empty(n), np.empty(n))
+        matrices = np.concatenate([heads.logits, likelihood_matrices(heads)])
+        for part, log_m, mean in TokenMobilities(measure, matrices, self.operator.tolerance).chunks():
+            found = infer(measure.positions[part], heads, log_m[:count], mean[:count], log_m[count:])
+            for name in ("surprisal", "posterior_divergence", "resultant"):
+                getattr(out, name)[part] = getattr(found, name)
+        return out
 
     def power_along(self, rate: np.ndarray) -> float:
         """sum_h dE/dA_h : rate_h for another rate of the logits (H, d, d), such as their drift without noise."""

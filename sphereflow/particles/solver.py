@@ -20,6 +20,7 @@ from sphereflow.errors import NumericalError
 from sphereflow.heads import WeightPath
 from sphereflow.particles.fields import TokenFields, TokenOperator
 from sphereflow.stepping import arrival, steps_to
+from sphereflow.variational import Inference
 
 
 class Tableau(NamedTuple):
@@ -50,6 +51,16 @@ class ParticleSnapshot:
     def position(self) -> np.ndarray:
         """Unit vectors of the tokens, shape (n, d)."""
         return self.fields.measure.positions
+
+    @property
+    def sample(self) -> tuple[np.ndarray, np.ndarray]:
+        """Positions (n, d) and masses (n,), for integrals over rho."""
+        return self.fields.measure.positions, self.fields.measure.weights
+
+    @property
+    def inference(self) -> Inference:
+        """Surprisal, posterior divergence and resultant at the tokens, of heads with a likelihood."""
+        return self.fields.inference
 
     @property
     def mass(self) -> float:

@@ -18,6 +18,7 @@ _COMPRESSED = {"compression": "zlib", "complevel": 1, "shuffle": True}
 
 
 def is_recorded(variable: Variable) -> bool:
+    """Whether a variable has a value at every record."""
     return variable.dims[:1] == ("t",)
 
 

@@ -25,8 +25,9 @@ import xarray as xr
 
 from sphereflow.errors import CaseError, OutputError
 from sphereflow.heads import WeightPath
+from sphereflow.storage.checkpoint import checkpoint_files
 from sphereflow.storage.claim import is_being_written
-from sphereflow.storage.writer import REQUIRED_ATTRIBUTES
+from sphereflow.storage.definitions import REQUIRED_ATTRIBUTES
 
 _PATIENCE = 10.0
 _PAUSE = 0.02
@@ -46,7 +47,8 @@ def open_run(path: str | os.PathLike) -> xr.Dataset:
     Returns
     -------
     xarray.Dataset
-        Lazily loaded, with `t` as float and all attributes; only complete records. Close it, or use `with`.
+        Lazily loaded, with `t` as float and all attributes; only complete records. Close it, or use `with`. The attribute
+        `sphereflow_state`, which is not in the file, says what has become of the run, see `state_of`.
 
     Raises
     ------
@@ -55,9 +57,40 @@ def open_run(path: str | os.PathLike) -> xr.Dataset:
     """
     return _open(
         Path(path),
-        lambda file: _checked(xr.open_dataset(file, engine="netcdf4"), file),
-        lambda image: _checked(xr.open_dataset(xr.backends.NetCDF4DataStore(image)), Path(path)),
+        lambda file: _checked(xr.open_dataset(file, engine="netcdf4"), file, being_written=False),
+        lambda image: _checked(xr.open_dataset(xr.backends.NetCDF4DataStore(image)), Path(path), being_written=True),
     )
+
+
+def state_of(status: str, being_written: bool) -> str:
+    """What has become of a run: "running", "interrupted", "failed" or "complete".
+
+    Parameters
+    ----------
+    status : str
+        The file's attribute `sphereflow_status`. A run that was killed leaves "running" behind.
+    being_written : bool
+        Whether a process holds the file open for writing.
+    """
+    if being_written:
+        return "running"
+    return "interrupted" if status == "running" else status.split(":")[0].split(" ")[0]
+
+
+def read_restart(path: str | os.PathLike) -> bytes | None:
+    """The checkpoint at the end of a complete run, or None if the file holds none.
+
+    Raises
+    ------
+    OutputError
+        If the file is missing or cannot be read.
+    """
+    with _open(Path(path), netCDF4.Dataset, lambda image: image) as dataset:
+        group = dataset.groups.get("restart")
+        if group is None:
+            return None
+        group.set_auto_maskandscale(False)
+        return group["checkpoint"][: int(group.length)].tobytes()
 
 
 def read_weight_path(path: str | os.PathLike) -> WeightPath:
@@ -139,9 +172,10 @@ def run_summary(path: str | os.PathLike) -> dict:
     dict
         Plain values that JSON knows; None where the file lacks the variable or the number is not finite.
 
-        `path`, `bytes`, `status`, `being_written` (a "running" file nobody writes is an interrupted run), `title`,
-        `created`, `source`, `backend`, `versions`, `case_sha256`, `solver`, `velocity`, `nlat`, `nlon`, `heads`,
-        `particles`, `records`, `steps`, `t_first`, `t_last`;
+        `path`, `bytes`, `status`, `state` (running, interrupted, failed or complete: see `state_of`), `being_written`,
+        `checkpoints` (names of the checkpoint files beside it), `title`, `created`, `source`, `backend`, `versions`,
+        `case_sha256`, `solver`, `t_end`, `velocity`, `nlat`, `nlon`, `heads`, `particles`, `records`, `steps`,
+        `t_first`, `t_last`;
         `mass_drift` (max over records of abs(mass - 1)), `density_min` (over all records), `energy_first`,
         `energy_last`, `weight_work` (W at the last record), `dissipation_integral`, `edi_residual` (both at the last
         record) and `edi_residual_relative` (its size over the integral of abs(P), as resolved by the records).
@@ -159,7 +193,9 @@ def run_summary(path: str | os.PathLike) -> dict:
             "path": str(path),
             "bytes": path.stat().st_size,
             "status": run.attrs["sphereflow_status"],
-            "being_written": _busy(path),
+            "state": run.attrs["sphereflow_state"],
+            "being_written": run.attrs["sphereflow_state"] == "running",
+            "checkpoints": [str(file) for file in checkpoint_files(path) if file.exists()],
             "title": run.attrs["title"],
             "created": run.attrs.get("date_created"),
             "source": run.attrs.get("source"),
@@ -167,6 +203,7 @@ def run_summary(path: str | os.PathLike) -> dict:
             "versions": run.attrs.get("sphereflow_versions"),
             "case_sha256": run.attrs["sphereflow_case_sha256"],
             "solver": case.get("solver", {}).get("kind"),
+            "t_end": case.get("solver", {}).get("t_end"),
             "velocity": case.get("model", {}).get("velocity"),
             "nlat": run.sizes.get("lat"),
             "nlon": run.sizes.get("lon"),
@@ -213,7 +250,7 @@ def _case_tables(run: xr.Dataset) -> dict:
         return {}
 
 
-def _checked(dataset: xr.Dataset, path: Path) -> xr.Dataset:
+def _checked(dataset: xr.Dataset, path: Path, being_written: bool) -> xr.Dataset:
     """The complete records of a dataset, which is closed if it was not written by sphereflow."""
     try:
         missing = [f"attribute {name}" for name in REQUIRED_ATTRIBUTES if name not in dataset.attrs]
@@ -221,6 +258,7 @@ def _checked(dataset: xr.Dataset, path: Path) -> xr.Dataset:
             missing.append("variable t(t)")
         if missing:
             raise OutputError(f"{path}: is not an output file of sphereflow: it lacks {', '.join(missing)}")
+        dataset.attrs["sphereflow_state"] = state_of(dataset.attrs["sphereflow_status"], being_written)
         complete = _complete_records(dataset["t"].values)
     except BaseException:
         dataset.close()

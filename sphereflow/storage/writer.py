@@ -30,8 +30,7 @@ from sphereflow.errors import OutputError, SphereflowError
 from sphereflow.grid import GaussGrid
 from sphereflow.heads import WeightPath
 from sphereflow.storage import claim
-from sphereflow.storage.definitions import REQUIRED_ATTRIBUTES, SCALAR_CHUNK, check_declarations, define, is_recorded
-
+from sphereflow.storage.definitions import check_declarations, define, is_recorded
 
 CONVENTIONS = "CF-1.11, ACDD-1.3"
 _COPIED_AT_ONCE = 16
