@@ -84,9 +84,7 @@ def expansion_against_direct_sum(grid):
         for backend in BACKENDS:
             fast = median_time(lambda matrix=matrix, backend=backend: mobility(grid, density, matrix, backend))
             error = np.abs(mobility(grid, density, matrix, backend).ravel()[index] / exact - 1).max()
-            rows.append(
-                [f"{norm:g}", backend, f"{1e3 * fast:.2f} ms", f"{slow:.2f} s", f"{slow / fast:.0f}", f"{error:.0e}"]
-            )
+            rows.append([f"{norm:g}", backend, f"{1e3 * fast:.2f} ms", f"{slow:.2f} s", f"{slow / fast:.0f}", f"{error:.0e}"])
     show(["norm of A", "transforms", "expansion", "direct sum", "ratio", "relative error"], rows)
 
 

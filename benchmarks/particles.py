@@ -48,7 +48,7 @@ def main():
         step = seconds_per_step(10**6, 4, repeats=1)
         memory = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 2**20
         print(f"expansion, n = 1e6, H = 4: {step:.3g} s a step, {memory:.2f} GiB")
-    mobility.FEW_TOKENS = 10**9
+    mobility.FEW_PAIRS = 10**18
     pairs = seconds_per_step(10**4, 1, repeats=1)
     print(f"all pairs, n = 1e4: {pairs:.3g} s a step; scaled to n = 1e5: {100 * pairs:.3g} s, {100 * pairs / large:.0f} times")
 

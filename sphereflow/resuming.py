@@ -63,7 +63,8 @@ def resume(
     Raises
     ------
     CheckpointError
-        If there is no checkpoint of this run that can be used, or the case or the weights are not those it began with.
+        If none of the checkpoints beside the file can be used, or the case or the weights are not those it began with.
+        (Without any checkpoint, as after a kill in the first moments, the run begins anew.)
     CaseError
         If `extend` is not later than the end of the run.
     OutputError
@@ -86,7 +87,7 @@ def resume(
         if extend is not None:
             case, weights = _extended(case, weights, extend)
         _notify_versions(source, notify)
-        solver = build_solver(_with_backend(case, source), threads, path=weights, state=found.state)
+        solver = build_solver(_with_backend(case, source), threads, path=weights, state=found.state or None)
         variables, layout = output_layout(case, solver)
         times, run_id = _remaining(case, source, found.records), source.attrs["id"]
         if elsewhere or extend is not None:
@@ -137,6 +138,9 @@ def _case_of(source, path: Path) -> Case:
 
 def _checkpoint_of(source, path: Path, case: Case, notify) -> Checkpoint:
     if source.attrs["sphereflow_state"] != "complete":
+        if not any(name.exists() for name in checkpoint.checkpoint_files(path)):
+            notify(f"{path}: has no checkpoint beside it; its run begins anew, with the same weights")
+            return Checkpoint(case.sha256, source.attrs["id"], 0, 0, {})
         return checkpoint.load(path, case.sha256, source.attrs["id"], source.sizes["t"], notify)
     content = read_restart(path)
     if content is None:

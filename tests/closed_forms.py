@@ -148,8 +148,7 @@ class DoubleSums:
     def energy(self):
         """1/2 sum_h w_h sum_ij exp(x_i . A_h x_j) p_i p_j."""
         return 0.5 * sum(
-            w * self.mass @ np.exp(self.y @ a @ self.y.T) @ self.mass
-            for w, a in zip(self.weight, self.matrices, strict=True)
+            w * self.mass @ np.exp(self.y @ a @ self.y.T) @ self.mass for w, a in zip(self.weight, self.matrices, strict=True)
         )
 
     def rates(self, model):

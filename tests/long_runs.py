@@ -21,7 +21,7 @@ MIXTURE = {"kind": "vmf-mixture", "centers": [[1, 0, 0], [0, 1, 1]], "kappa": 4.
 FIELDS = ["density", "potential", "effective_mobility"]
 
 
-def case(solver, backend="ducc0", **changes):
+def case(kind, backend="ducc0", **changes):
     """A noisy case of one of the three solvers that takes a few tenths of a second; `changes` update its tables."""
     nlat = 32 if backend == "shtns" else 16
     tables = {
@@ -29,14 +29,14 @@ def case(solver, backend="ducc0", **changes):
         "model": {"velocity": "attention", "backend": backend},
         "heads": NOISY,
         "initial": MIXTURE,
-        "solver": {"kind": solver, "t_end": 1.0},
+        "solver": {"kind": kind, "t_end": 1.0},
         "output": {"every": 0.1, "fields": FIELDS, "checkpoint_every": 1e-6},
     }
-    if solver == "minimizing-movement":
+    if kind == "minimizing-movement":
         tables["model"] |= {"velocity": "gradient-flow"}
         tables["solver"] |= {"tau": 0.03}
         tables["heads"] = {**NOISY, "scale": 0.3, "noise_var": 0.1}
-    if solver == "particles":
+    if kind == "particles":
         tables["solver"] |= {"count": 100, "dt": 0.01, "seed": 3}
         tables["output"]["fields"] = ["position"]
     return {name: {**table, **changes.get(name, {})} for name, table in tables.items()}

@@ -12,8 +12,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "sphereflow"
 ROOMS = (
-    "errors grid cells faces harmonics kernel mobility heads drift transformer attention variational energy initial transport movement "
-    "stepping particles diagnostics case storage simulation layers movement_solver compare ensemble sessions runs resuming plotting cli"
+    "errors grid cells faces harmonics kernel mobility heads drift transformer attention variational energy "
+    "initial transport movement stepping particles diagnostics case storage simulation layers movement_solver "
+    "compare ensemble sessions runs resuming plotting cli"
 ).split()
 PHYSICS = ROOMS[: ROOMS.index("stepping")]
 # Who may use a library: the only rooms that import it.

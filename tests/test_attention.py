@@ -287,9 +287,7 @@ def test_a_potential_that_no_smaller_grid_resolves_is_taken_on_the_full_grid():
     np.testing.assert_allclose(fields.velocity[0], (south[1:] + south[:-1]) / 2)
     np.testing.assert_allclose(fields.velocity[1], (east + np.roll(east, 1, axis=1)) / 2)
     coefficients = fields.potential.coefficients
-    assert coefficients[0].real == pytest.approx(
-        GRID.integrate(fields.potential.values) / np.sqrt(4 * np.pi), rel=1e-12
-    )
+    assert coefficients[0].real == pytest.approx(GRID.integrate(fields.potential.values) / np.sqrt(4 * np.pi), rel=1e-12)
 
 
 def test_the_search_after_a_failure_starts_from_the_finest_of_the_smaller_grids():

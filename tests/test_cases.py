@@ -29,6 +29,10 @@ COARSE = {
     "tokens_oscillating": ["solver.t_end=0.5"],
     "tokens_circle": ["solver.t_end=2"],
     "tokens_dimension5": ["solver.t_end=1"],
+    "svflow_attention": ["grid.nlat=24", "solver.t_end=0.3"],
+    "svflow_experts": ["grid.nlat=24", "solver.t_end=0.5"],
+    "mlp_drift": ["grid.nlat=24", "solver.t_end=0.5"],
+    "kuramoto": ["solver.t_end=3"],
     "energy_identity": ["solver.t_end=1"],
     "movement_vs_transport": ["grid.nlat=24", "solver.t_end=0.2", "output.every=0.1"],
 }
@@ -138,3 +142,20 @@ def test_relaxed_heads_bring_the_energy_near_its_minimum(result):
     run = result("octahedron_ou")
     assert run.energy[-1] == pytest.approx(np.sinh(1) / 2, rel=3e-3)
     assert run.gradient_flow_defect[-1] < 1e-12 < run.gradient_flow_defect[0]
+
+
+def test_kuramoto_tokens_synchronise_with_constant_cross_ratios(result):
+    run = result("kuramoto", COARSE["kuramoto"])
+    z = run.position.values[:, ::100] @ np.array([1, 1j])
+    a, b, c, d = z[:, 0], z[:, 1], z[:, 2], z[:, 3]
+    ratio = (a - c) * (b - d) / ((a - d) * (b - c))
+    np.testing.assert_allclose(ratio, ratio[0], rtol=1e-6)
+    assert run.order_parameter[-1] > 3 * run.order_parameter[0]
+
+
+def test_variational_cases_fall_in_surprisal_and_keep_their_symmetry(result):
+    attention, experts = (result(name, COARSE[name]) for name in ("svflow_attention", "svflow_experts"))
+    assert (np.diff(attention.marginal_nll) < 0).all() and (attention.variational_gap > 0).all()
+    assert (np.diff(attention.attention_resultant) > 0).all()
+    np.testing.assert_allclose(experts.variational_gap, 0, atol=1e-9)
+    assert (np.diff(experts.gate_entropy) < 0).all() and experts.load_imbalance.max() < 1e-4

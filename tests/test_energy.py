@@ -70,9 +70,7 @@ def test_energies_known_in_closed_form():
     assert energy.energy(fields_of(zero)) == pytest.approx(0.5, rel=1e-12)
     grid = GaussGrid(64)
     kappa, strength = 150.0, 2.0
-    cluster = fields_of(
-        Heads(strength * np.eye(3)[None], np.ones(1)), grid=grid, density=lambda x: vmf(x, FIRST, kappa)
-    )
+    cluster = fields_of(Heads(strength * np.eye(3)[None], np.ones(1)), grid=grid, density=lambda x: vmf(x, FIRST, kappa))
     assert energy.energy(cluster) == pytest.approx(0.5 * np.exp(strength) * (1 - 2 * strength / kappa), rel=1e-3)
 
 
@@ -91,9 +89,7 @@ def test_rates_are_their_own_double_sums(count, symmetric, model, direction):
     assert 0.5 * (speed + slope) + direction * dissipation == pytest.approx(defect, rel=1e-9, abs=1e-12)
 
 
-@pytest.mark.parametrize(
-    ("model", "sizes", "order"), [("attention", (16, 32, 64), 3.5), ("gradient-flow", (32, 48, 64), 1.7)]
-)
+@pytest.mark.parametrize(("model", "sizes", "order"), [("attention", (16, 32, 64), 3.5), ("gradient-flow", (32, 48, 64), 1.7)])
 def test_the_finite_volume_dissipation_converges(model, sizes, order):
     """P of the space-discrete flow tends to - int grad xi . v rho; the logarithmic mean of b is of second order."""
     heads = heads_of(3, symmetric=False)
@@ -181,9 +177,7 @@ def test_a_cluster_under_strongly_repelling_heads_keeps_its_digits(norm):
     assert energy.metric_slope_squared(fields) == pytest.approx(slope, rel=1e-7)
     rate = cluster(grid.points) * grid.points[..., 1]
     expected = -sums.mass @ (sums.variation(sums.y)[0] * sums.y[:, 1])
-    assert energy.dissipation(fields, means_with_node_values(grid, rate, node_values)) == pytest.approx(
-        expected, rel=1e-7
-    )
+    assert energy.dissipation(fields, means_with_node_values(grid, rate, node_values)) == pytest.approx(expected, rel=1e-7)
     attention = fields_of(heads, "attention", -1, grid, cluster)
     for one, other in zip(attention.face_velocity, fields.face_velocity, strict=True):
         assert np.abs(one - other).max() < 1e-6 * norm, "one symmetric head: the same flow"

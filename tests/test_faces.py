@@ -155,9 +155,7 @@ def test_two_point_velocities_and_conductances_are_plain_differences():
         east, south = gradient_at_faces(grid, values, weight, 1.0, np.inf, two_point=True)
         across, along = two_point_conductance(grid, weight)
         lengths = np.diff(grid.colatitude_face)[:, None], np.sin(grid.colatitude_face)[:, None] * grid.dlon
-        np.testing.assert_allclose(
-            lengths[0] * east, across * (np.roll(values, -1, 1) - values), rtol=1e-11, atol=1e-14
-        )
+        np.testing.assert_allclose(lengths[0] * east, across * (np.roll(values, -1, 1) - values), rtol=1e-11, atol=1e-14)
         difference = values[1:] - values[:-1]
         np.testing.assert_allclose((lengths[1] * south)[1:-1], along[1:-1] * difference, rtol=1e-11, atol=1e-14)
         assert np.all(along[[0, -1]] == 0.0)

@@ -10,7 +10,7 @@ import pytest
 from closed_forms import langevin, log_i0, tangent, unit, vmf, vmf_mobility
 from hypothesis import given, settings
 from hypothesis import strategies as st
-from scipy.special import ive, sph_harm_y, spherical_in
+from scipy.special import ive, logsumexp, sph_harm_y, spherical_in
 
 from sphereflow.grid import GaussGrid
 from sphereflow.harmonics import degrees_and_orders
@@ -464,3 +464,14 @@ def test_products_of_many_mobilities_neither_overflow_nor_differ_from_sums_of_lo
     with pytest.raises(FloatingPointError, match="overflow"):
         np.prod(np.exp(m.log_on(48)), axis=0)
     np.testing.assert_allclose(m.weighted_log_on(weight, 48), np.tensordot(weight, m.log_on(48), 1), atol=1e-12)
+
+
+@pytest.mark.parametrize("chosen", [[0, 2, 4], [1, 3], [0, 1, 2, 3, 4]])
+def test_the_harmonic_mean_joins_expanded_and_pointwise_heads(chosen):
+    """log 1 / sum_k w_k / m_k, also where one head is of size exp(-40) and another of size exp(40)."""
+    heads = mixed_heads()[chosen]
+    weight = np.arange(1.0, len(heads) + 1)
+    weight /= weight.sum()
+    m = MobilitySet(expansion_of(20.0, grid=GaussGrid(40)), heads)
+    expected = -logsumexp(-m.log_on(40), axis=0, b=weight[:, None, None])
+    np.testing.assert_allclose(m.log_harmonic_mean_on(weight, 40), expected, atol=1e-12)

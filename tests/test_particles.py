@@ -64,7 +64,7 @@ def plain_sums(x, p, heads, velocity, direction):
 @pytest.fixture
 def always_expanded(monkeypatch):
     """Use the kernel expansion for any number of tokens, in chunks that do not divide it."""
-    monkeypatch.setattr(mobility, "FEW_TOKENS", 0)
+    monkeypatch.setattr(mobility, "FEW_PAIRS", 0)
     monkeypatch.setattr(mobility, "PAIRS_PER_TERM", 1e-9)
     monkeypatch.setattr(mobility, "CHUNK", 97)
 

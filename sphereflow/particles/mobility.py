@@ -21,7 +21,7 @@ from sphereflow.kernel import direct_sum, evaluate_expansion, expansion_degree, 
 from sphereflow.mobility import PRODUCT_PAIRS, change_degree, gauss_grid
 
 CHUNK = 2**13  # tokens handled at a time: their arrays stay in the cache
-FEW_TOKENS = 256  # up to here the direct sum is the faster one
+FEW_PAIRS = 100_000  # up to so many pairs, of all matrices, the direct sum is the faster one
 PAIRS_PER_TERM = 0.1  # a pair of the direct sum costs as much as this many (degree, order) terms of the expansion
 LARGEST_DEGREE = 256
 
@@ -102,7 +102,7 @@ class TokenMobilities:
         radius = np.linalg.norm(matrices, ord=2, axis=(1, 2))
         self.degree = np.zeros(len(matrices), int)
         self.is_expanded = np.zeros(len(matrices), bool)
-        if measure.dimension == 3 and measure.count > FEW_TOKENS:
+        if measure.dimension == 3 and len(matrices) * measure.count**2 > FEW_PAIRS:
             floor = math.log(tolerance) - radius * np.linalg.norm(measure.mean)  # Jensen: M(xi) >= exp(xi . mean)
             self.degree = np.array([_even_degree(*pair) for pair in zip(radius, floor, strict=True)])
             largest = min(LARGEST_DEGREE, math.sqrt(measure.count / PAIRS_PER_TERM))
