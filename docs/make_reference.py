@@ -106,6 +106,10 @@ def keys():
         pieces.append(f"### `[{name}]`\n")
         if name not in tables.KIND_KEYS:
             pieces.append(rows_of(kinds[""].model_fields))
+            for (outer, inner), cls in tables.NESTED.items():
+                if outer == name:
+                    brackets = "[[{}]]" if cls.__doc__.startswith("``[[") else "[{}]"
+                    pieces += [f"### `{brackets.format(f'{outer}.{inner}')}`\n", rows_of(cls.model_fields)]
             continue
         key, default = tables.KIND_KEYS[name]
         choices = ", ".join(f"`{kind}`" for kind in kinds)

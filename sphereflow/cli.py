@@ -81,6 +81,7 @@ def _parser():
     command.add_argument(
         "--replicas", type=int, default=16, metavar="N", help="samples that estimate the noise of tokens (default 16)"
     )
+    command.add_argument("--threads", type=int, default=1, metavar="N", help="threads to use (default 1)")
     command.add_argument("--force", action="store_true", help="compare runs whose model or weights differ")
     command.add_argument("--require", action="store_true", help="exit with 1 unless the runs agree")
     command.add_argument("--plot", metavar="FILE", help="draw the comparison (.png, .pdf, .svg)")
@@ -252,11 +253,13 @@ def _import(options):
 
 def _compare(options):
     from sphereflow.compare import compare
+    from sphereflow.runs import compiled_threads
 
-    result = compare(
-        options.a, options.b, times=options.times, tolerance=options.tolerance, replicas=options.replicas,
-        force=options.force,
-    )  # fmt: skip
+    with compiled_threads(options.threads):
+        result = compare(
+            options.a, options.b, times=options.times, tolerance=options.tolerance, replicas=options.replicas,
+            force=options.force,
+        )  # fmt: skip
     if options.plot:
         from sphereflow.plotting import plot_comparison
 

@@ -83,7 +83,8 @@ class TransformerBlock:
         for name, shape in expected.items():
             array = getattr(self, name)
             if array is not None and array.shape != shape:
-                raise CaseError(f"{name} has shape {array.shape}; expected {shape} to go with query of shape {self.query.shape}")
+                given = self.query.shape
+                raise CaseError(f"{name} has shape {array.shape}; expected {shape} to go with query of shape {given}")
         for name in ("query", *expected):
             if (array := getattr(self, name)) is not None and not np.isfinite(array).all():
                 raise CaseError(f"{name} has non-finite entries")

@@ -87,9 +87,10 @@ def test_the_path_comes_back_from_the_output_file(case_of, tmp_path):
         ({"t": [0.0, 0.3, 0.2], "logits": LOGITS}, r"array 't' must increase strictly; t\[1\] = 0.3, t\[2\] = 0.2"),
         ({"t": [0.1, 0.2, 0.3], "logits": LOGITS}, "the table starts at t = 0.1, after the start of the run"),
         ({"t": TIMES, "logits": LOGITS[:2]}, r"array 'logits' has shape \(2, 2, 3, 3\); expected \(3, any, 3, 3\)"),
-        ({"t": TIMES, "logits": LOGITS, "values": VALUES[:, :1]}, r"'values' has shape \(3, 1, 3, 3\); expected \(3, 2, 3, 3\)"),
+        ({"t": TIMES, "logits": LOGITS, "values": VALUES[:, :1]},
+         r"'values' has shape \(3, 1, 3, 3\); expected \(3, 2, 3, 3\)"),
     ],
-)
+)  # fmt: skip
 def test_bad_tables_are_refused(case_of, arrays, message):
     with pytest.raises(CaseError, match=message):
         build_weight_path(case_of(arrays))

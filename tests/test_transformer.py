@@ -1,5 +1,8 @@
 """The transformer block against the particle solver, against torch, and against the exponential map."""
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from closed_forms import unit
@@ -135,6 +138,13 @@ def test_shapes_that_do_not_match_are_both_named(arguments, message):
         TransformerBlock(**(good | arguments))
     with pytest.raises(CaseError, match=r"tokens have shape \(5, 3\); expected \(n, 4\)"):
         TransformerBlock(**good)(np.ones((5, 3)))
+
+
+def test_example_of_the_documentation_works():
+    page = (Path(__file__).parents[1] / "docs/transformer-block.md").read_text(encoding="utf-8")
+    names = {}
+    exec(re.search(r"```python\n(.*?)```", page, re.DOTALL)[1], names)
+    np.testing.assert_allclose(np.linalg.norm(names["after"], axis=1), 1, atol=1e-14)
 
 
 @pytest.mark.torch

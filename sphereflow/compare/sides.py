@@ -9,12 +9,15 @@ from pathlib import Path
 import numpy as np
 import xarray as xr
 
+from sphereflow.case import parse_case
 from sphereflow.cells import node_values
 from sphereflow.compare.measures import Measure
+from sphereflow.drift import Drift, make_drift
 from sphereflow.errors import CaseError, OutputError
 from sphereflow.grid import GaussGrid
 from sphereflow.heads import WeightPath
 from sphereflow.storage import open_run, read_weight_path
+from sphereflow.storage.arrays import read_arrays
 from sphereflow.storage.importers import read_foreign
 
 FOREIGN = (".pt", ".npz", ".csv")
@@ -48,6 +51,8 @@ class Side:
         Weights of the run; None if unknown.
     facts : mapping
         What imported data say of themselves.
+    drift : Drift or None
+        Local drift of the run.
     """
 
     name: str
@@ -59,6 +64,7 @@ class Side:
     is_random: bool = False
     path: WeightPath | None = None
     facts: Mapping[str, object] = field(default_factory=dict)
+    drift: Drift | None = None
     _states: object = field(default=None, repr=False)
     _file: xr.Dataset | None = field(default=None, repr=False)
     _two_point: bool = False
@@ -142,9 +148,18 @@ def _run_side(path):
         series={name: run[name].values for name in SCALARS if name in run},
         model={key: case["model"][key] for key in MODEL_KEYS if key in case.get("model", {})},
         is_random=what == "tokens" and not solver.get("quadrature", False), path=weights, facts=imported,
+        drift=_drift(case),
         _states=states, _file=run,
         _two_point=solver.get("kind") == "minimizing-movement" or solver.get("reconstruction") == "two-point",
     )  # fmt: skip
+
+
+def _drift(case):
+    """The local drift of a stored case, or None; files that it names must still be there."""
+    if not {"experts", "experts_file", "mlp"} & case.get("model", {}).keys():
+        return None
+    model = parse_case(case, require_files=False).model
+    return make_drift(model, model.dimension, read_arrays)
 
 
 class _Lazy:

@@ -252,7 +252,8 @@ class _Pair:
         for side in self.sides:
             if side.path is not None and {"velocity", "direction"} <= side.model.keys():
                 direction = DIRECTIONS[side.model["direction"]]
-                return Dynamics(TokenOperator(side.model["velocity"], direction, RESAMPLING_TOLERANCE), side.path)
+                operator = TokenOperator(side.model["velocity"], direction, RESAMPLING_TOLERANCE, side.drift)
+                return Dynamics(operator, side.path)
         self.notes.append("the weights are unknown: what needs them is left out")
         return None
 
