@@ -22,6 +22,7 @@ QUIET_RATE = 1e-9  # mass moved per unit time below which the solution counts as
 ROUND_OFF_MASS = 1e-11  # mass moved in one step below which differences are rounding noise
 SMALLEST_STEP = 1e-9
 GROWTH_LIMIT = 2.0
+MEMORY_OF_REFUSALS = 2  # accepted steps
 
 
 @dataclass(frozen=True)
@@ -78,7 +79,8 @@ class StepController:
     mass moves per unit time, or so little in a step that rounding shows, the error is measured against that instead.
 
     Where the solution has a kink in time (a limiter that sets in as a cell runs empty) q does not fall with the step, and
-    smaller steps would only creep up to the kink: a repeated step whose q fell by less than its length is accepted.
+    smaller steps would only creep up to the kink: a step that fails again, right away or after a few that passed, and whose q
+    fell by less than its length, is accepted.
 
     Parameters
     ----------
@@ -102,7 +104,7 @@ class StepController:
     fixed_dt: float | None = None
     suggestion: float = math.inf
     rejected: int = 0
-    _refused: tuple[float, float] | None = None
+    _refused: tuple[float, float, int] | None = None
 
     def state(self) -> dict:
         """The memory of the control, for `restore`."""
@@ -145,14 +147,21 @@ class StepController:
         share = error / reference
         estimate = (6 * share) ** 1.5 / 24
         ratio = (self.error_tolerance / estimate) ** (1 / 3) if estimate > 0 else math.inf
-        refused, self._refused = self._refused, None
         if estimate <= self.error_tolerance:
             self.suggestion = dt * min(0.9 * ratio, GROWTH_LIMIT)
+            self._age_refusal(dt)
             return True
-        if refused is not None and share > refused[1] * dt / refused[0]:
-            self.suggestion = refused[0]
+        if self._refused is not None and share > self._refused[1] * dt / self._refused[0]:
+            self.suggestion = self._refused[0]
+            self._refused = None
             return True
         self.suggestion = dt * max(0.9 * ratio, 0.2)
         self.rejected += 1
-        self._refused = (dt, share)
+        self._refused = (dt, share, 0)
         return False
+
+    def _age_refusal(self, dt: float) -> None:
+        """Forget the last refusal once a step as long has passed, or a few shorter ones."""
+        if self._refused is not None:
+            length, share, age = self._refused
+            self._refused = (length, share, age + 1) if dt < length and age < MEMORY_OF_REFUSALS else None

@@ -30,7 +30,7 @@ def case(kind, backend="ducc0", **changes):
         "heads": NOISY,
         "initial": MIXTURE,
         "solver": {"kind": kind, "t_end": 1.0},
-        "output": {"every": 0.1, "fields": FIELDS, "checkpoint_every": 1e-6},
+        "output": {"every": 0.1, "fields": FIELDS, "checkpoint_every": 60.0},
     }
     if kind == "minimizing-movement":
         tables["model"] |= {"velocity": "gradient-flow"}
@@ -42,6 +42,7 @@ def case(kind, backend="ducc0", **changes):
     return {name: {**table, **changes.get(name, {})} for name, table in tables.items()}
 
 
+OFTEN = {"checkpoint_every": 0.02}
 SOLVERS = ("finite-volume", "minimizing-movement", "particles")
 
 _context = multiprocessing.get_context("forkserver")

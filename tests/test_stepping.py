@@ -74,6 +74,22 @@ def test_a_kink_is_not_crept_up_to():
     assert control.suggestion == 0.01
 
 
+def test_a_kink_beyond_a_step_that_passed_is_not_crept_up_to_either():
+    """Alternating failures and successes that close in on a kink end at the second failure."""
+    control = StepController()
+    assert not control.accept(1e-3, 3e-5, 0.01)
+    assert control.accept(3e-4, 1e-12, 0.003)
+    assert control.accept(6e-4, 2e-5, 0.006)
+    assert control.suggestion == 0.01
+
+
+def test_a_refusal_is_forgotten_after_a_step_as_long():
+    control = StepController()
+    assert not control.accept(1e-3, 3e-5, 0.01)
+    assert control.accept(1e-3, 1e-12, 0.01)
+    assert not control.accept(6e-4, 2e-5, 0.006)
+
+
 def test_fixed_step_is_obeyed_or_refused():
     control = StepController(fixed_dt=0.1)
     assert control.choose(lambda cfl: cfl, 0.0, 0) == 0.1
