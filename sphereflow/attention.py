@@ -253,8 +253,8 @@ class AttentionFields:
 
     @cached_property
     def mass_density(self) -> np.ndarray:
-        """Non-negative node values, for integrals of non-negative functions; differs where cells jump only."""
-        return np.maximum(self.node_density, 0.0)
+        """Non-negative node values, for integrals of non-negative functions; see `DensityExpansion.mass_density`."""
+        return self.expansion.mass_density
 
     @cached_property
     def moving(self) -> bool:

@@ -21,7 +21,7 @@ def energy(fields: AttentionFields) -> float:
     """E = 1/2 int xi rho."""
     variation, lmax = fields.variation_coefficients
     expanded = inner_product(variation, fields.expansion.coefficients(lmax), lmax)
-    return 0.5 * (float(expanded) + _pointwise_integral(fields, fields.node_density))
+    return 0.5 * (float(expanded) + _pointwise_integral(fields, fields.mass_density))
 
 
 def _pointwise_integral(fields: AttentionFields, values: np.ndarray) -> float:
@@ -39,7 +39,9 @@ def dissipation(fields: AttentionFields, tendency: np.ndarray) -> float:
     operator = fields.operator
     transform = get_transform(operator.grid.nlat, lmax, operator.backend, operator.nthreads)
     rate = operator.node_values(tendency)
-    return -float(inner_product(variation, transform.analysis(rate), lmax)) - _pointwise_integral(fields, rate)
+    expanded = float(inner_product(variation, transform.analysis(rate), lmax))
+    mass_rate = np.where(fields.node_density > 0, rate, 0.0)  # of the mass density that pointwise sums take
+    return -expanded - _pointwise_integral(fields, mass_rate)
 
 
 def weight_power(fields: AttentionFields) -> float:

@@ -103,9 +103,18 @@ class DensityExpansion:
         return np.array([-across * a11.real, across * a11.imag, along * a10.real])
 
     @cached_property
+    def mass_density(self) -> np.ndarray:
+        """Non-negative node values: what every sum point by point takes, so that it stays positive.
+
+        It differs from the density only where cells jump so much that the conversion from means undershoots.
+        """
+        return np.maximum(self.density, 0.0)
+
+    @cached_property
     def moments_full(self) -> np.ndarray:
         """Coefficients (4, nlm) of rho, y_i rho to the grid's largest degree, for point-by-point evaluation."""
-        weighted = np.concatenate([self.density[None], np.moveaxis(self.grid.points, -1, 0) * self.density])
+        density = self.mass_density
+        weighted = np.concatenate([density[None], np.moveaxis(self.grid.points, -1, 0) * density])
         return self.transform(self.grid.nlat, self.grid.nlat - 1).analysis(weighted)
 
     @cached_property
@@ -119,7 +128,7 @@ class DensityExpansion:
     @cached_property
     def cells(self) -> tuple[np.ndarray, np.ndarray]:
         """Positions (N, 3) and masses (N,) >= 0 of the nodes, for positive sums."""
-        mass = (np.maximum(self.density, 0.0) * self.grid.cell_area[:, None]).ravel()
+        mass = (self.mass_density * self.grid.cell_area[:, None]).ravel()
         return self.grid.points.reshape(-1, 3), mass
 
 
@@ -414,7 +423,7 @@ class MobilitySet:
             along = grid.points @ direction[self.pointwise][:, None]
             with np.errstate(over="ignore"):
                 values = np.exp(log_values) * np.einsum("kijc,kcij->kij", along, mean)
-            out[self.pointwise] = grid.integrate(values * self.expansion.density)
+            out[self.pointwise] = grid.integrate(values * self.expansion.mass_density)
         return out
 
     def squared_overlap_integrals(self) -> np.ndarray:

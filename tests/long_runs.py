@@ -5,7 +5,6 @@ The processes are forked from a server that has imported the package already, wh
 
 import multiprocessing
 import os
-import random
 import time
 
 import numpy as np
@@ -73,11 +72,11 @@ def _run(tables, output, slowly=False):
     run(tables, output, on_step=_slow if slowly else None).close()
 
 
-def _resume(output, settings):
+def _resume(path, settings):
     from sphereflow.resuming import resume
 
     slowly = settings.pop("slowly", False)
-    resume(output, **settings, on_step=_slow if slowly else None).close()
+    resume(path, **settings, on_step=_slow if slowly else None).close()
 
 
 def start_run(tables, output, slowly=False):
@@ -87,9 +86,9 @@ def start_run(tables, output, slowly=False):
     return process
 
 
-def start_resume(output, **settings):
+def start_resume(path, **settings):
     """A process that resumes a run."""
-    process = _context.Process(target=_main, args=(_resume, (os.fspath(output), settings)))
+    process = _context.Process(target=_main, args=(_resume, (os.fspath(path), settings)))
     process.start()
     return process
 
@@ -114,12 +113,6 @@ def kill_after(process, seconds):
     process.join(seconds)
     process.kill()
     return finish(process) != 0
-
-
-def random_moments(seed, count, longest):
-    """Reproducible waiting times."""
-    generator = random.Random(seed)
-    return [generator.uniform(0, longest) for _ in range(count)]
 
 
 def differences(a, b):

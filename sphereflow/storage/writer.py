@@ -59,6 +59,9 @@ class RunWriter:
         self.status = status
         self._dataset = dataset
         self._recorded = {v.name: dataset[v.name] for v in variables if is_recorded(v)}
+        for variable in (*self._recorded.values(), dataset["t"]):  # else every chunk stays in memory, up to 16 MB for each
+            chunk = math.prod(variable.chunking()) * variable.dtype.itemsize
+            variable.set_var_chunk_cache(size=max(chunk, 2**15), nelems=1, preemption=1.0)
         self._last_time = -math.inf
         self._broken = False
         self._identity = _identity(file)
