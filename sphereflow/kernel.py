@@ -15,11 +15,12 @@ above 1e-9 or so of its largest.
 """
 
 import math
+from collections.abc import Callable
 from functools import lru_cache
 
 import numba
 import numpy as np
-from scipy.special import ive
+from scipy.special import ive, roots_laguerre
 
 from sphereflow.harmonics import degrees_and_orders
 
@@ -28,6 +29,8 @@ TINY = 1e-150
 UNROLL = 4  # degrees summed in one pass: the pass is bound by stores, and this needs a third of them
 BLOCK = 64  # points a pass of the inner loop works on: enough to vectorise, few enough to stay in the first cache
 EPSILON_GROWTH = 8.0  # measured rounding error of the expansion in units of 2.2e-16 exp(r), with a margin
+LAGUERRE_NODES, LAGUERRE_ANGLES = 16, 20
+NARROW_RADIUS = 0.12  # of lmax^2: beyond it the sum over cells is off by more than exp(-2 / 0.12) = 6e-8
 LARGEST_RADIUS = 1e5  # beyond it no grid holds the degrees and the sum over cells alone is used
 
 
@@ -332,14 +335,63 @@ def direct_sum(
     return log_values, mean
 
 
+def narrow_kernel(xi: np.ndarray, log_density: Callable) -> tuple[np.ndarray, np.ndarray]:
+    r"""log M and grad M / M for |xi| so large that the kernel is narrower than the cells, from a smooth log density.
+
+    With r = |xi|, w = xi / r and u = 1 - cos(angle to w) the sphere's measure is du dpsi, so that
+
+        M = exp(r) int_0^2 exp(-r u) int_0^{2 pi} rho(y(u, psi)) dpsi du:
+
+    Gauss-Laguerre in r u, equal weights in psi. All weights and values are positive, so |mean| <= 1.
+
+    Parameters
+    ----------
+    xi : ndarray, shape (n, 3)
+    log_density : callable
+        From unit vectors (m, 3) to log rho (m,).
+
+    Returns
+    -------
+    log_values : ndarray, shape (n,)
+    mean : ndarray, shape (n, 3)
+    """
+    node, weight = roots_laguerre(LAGUERRE_NODES)
+    angle = 2 * np.pi * np.arange(LAGUERRE_ANGLES) / LAGUERRE_ANGLES
+    log_values, mean = np.empty(len(xi)), np.empty(xi.shape)
+    for start in range(0, len(xi), 1024):
+        part = slice(start, start + 1024)
+        r = np.linalg.norm(xi[part], axis=1)
+        w = xi[part] / r[:, None]
+        first = np.cross(w, np.eye(3)[np.argmin(np.abs(w), axis=1)])
+        first /= np.linalg.norm(first, axis=1)[:, None]
+        second = np.cross(w, first)
+        u = np.minimum(node / r[:, None], 2.0)
+        across = np.sqrt(u * (2 - u))
+        ring = np.cos(angle)[:, None, None] * first + np.sin(angle)[:, None, None] * second  # (angles, n, 3)
+        y = (1 - u)[None, :, :, None] * w[None, :, None] + across[None, :, :, None] * ring[:, :, None]
+        exponent = log_density(y.reshape(-1, 3)).reshape(y.shape[:-1]) + np.log(weight)
+        top = exponent.max(axis=(0, 2))
+        share = np.exp(exponent - top[:, None])
+        total = share.sum(axis=(0, 2))
+        log_values[part] = r + top + np.log(total * (2 * np.pi / LAGUERRE_ANGLES) / r)
+        mean[part] = np.einsum("anq,anqc->nc", share, y) / total[:, None]
+    return log_values, mean
+
+
 def log_mobility(
-    xi: np.ndarray, coefficients: np.ndarray, lmax: int, points: np.ndarray, mass: np.ndarray, tolerance: float
+    xi: np.ndarray,
+    coefficients: np.ndarray,
+    lmax: int,
+    points: np.ndarray,
+    mass: np.ndarray,
+    tolerance: float,
+    log_density: Callable | None = None,
 ) -> tuple[np.ndarray, np.ndarray]:
     r"""log M(xi) and grad M / M at scattered points, each by the expansion or, where that would cancel, the direct sum.
 
     With radii so large that the expansion is cut at `lmax` (the density, which the grid resolves, has nothing beyond) the
     cells may not resolve the kernel either: the sum over them is then off by about exp(-2 lmax^2 / r), in the end by half a
-    cell, and no more is asked of the expansion.
+    cell, and no more is asked of the expansion. `narrow_kernel` takes the place of the sum where it can.
 
     Parameters
     ----------
@@ -351,6 +403,8 @@ def log_mobility(
         The cells of the density, for the direct sum: nodes of the Gauss grid with lmax + 1 latitudes.
     tolerance : float
         Relative error asked for.
+    log_density : callable, optional
+        log rho between the nodes, for `narrow_kernel`; None if the density is not smooth and positive.
 
     Returns
     -------
@@ -367,10 +421,16 @@ def log_mobility(
     good = expansion_is_accurate(values[0, 0], tolerance)
     if needed > lmax:
         unresolved = np.minimum(np.exp(-2 * lmax**2 / np.maximum(radius, 1.0)), 0.25 / lmax)
+        if log_density is not None:
+            unresolved[radius > NARROW_RADIUS * lmax**2] = 0.0
         good = values[0, 0] * np.maximum(tolerance, unresolved) > expansion_error(radius, coefficients[0], lmax)
     safe = np.where(good, values[0, 0], 1.0)
     log_values, mean = radius + np.log(safe), (values[1:, 0] / safe).T
     mean /= np.maximum(1.0, np.linalg.norm(mean, axis=1))[:, None]
-    if not good.all():
-        log_values[~good], mean[~good] = direct_sum(xi[~good], points, mass)
+    narrow = ~good & (radius > NARROW_RADIUS * lmax**2) if log_density is not None else np.zeros_like(good)
+    summed = ~good & ~narrow
+    if narrow.any():
+        log_values[narrow], mean[narrow] = narrow_kernel(xi[narrow], log_density)
+    if summed.any():
+        log_values[summed], mean[summed] = direct_sum(xi[summed], points, mass)
     return log_values, mean

@@ -11,6 +11,7 @@ import math
 from functools import cached_property, lru_cache
 
 import numpy as np
+from scipy.interpolate import RectBivariateSpline
 from scipy.special import logsumexp
 
 from sphereflow.grid import GaussGrid
@@ -27,6 +28,7 @@ from sphereflow.kernel import (
 ANALYSIS_DEGREE = 40
 DEGREE_BUCKET = 6  # matrices whose degrees differ by less share a sampling grid
 LARGEST_PRODUCT = 600.0  # sum of norms up to which mobilities are multiplied; exp(709) is the largest number
+LARGEST_LOG_JUMP = 5.0  # of log rho between neighbouring nodes that a spline is trusted with
 PRODUCT_PAIRS = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
 
 
@@ -124,6 +126,31 @@ class DensityExpansion:
         degree, _ = degrees_and_orders(lmax)
         top = self.moments_full[0][degree > 0.9 * lmax]
         return bool(np.abs(top).max() <= self.tolerance * np.abs(self.moments_full[0]).max())
+
+    @cached_property
+    def log_density(self):
+        """log rho between the nodes, a quintic spline in (colatitude, longitude) continued through the poles.
+
+        None where the density is not positive or varies too much from node to node to be interpolated.
+        """
+        if self.density.min() <= 0:
+            return None
+        grid, rows = self.grid, 6
+        values, half = np.log(self.density), self.grid.nlon // 2
+        if max(np.abs(np.diff(values, axis=0)).max(), np.abs(np.diff(values, axis=1)).max()) > LARGEST_LOG_JUMP:
+            return None
+        turned = np.roll(values, half, axis=1)
+        values = np.concatenate([turned[rows - 1 :: -1], values, turned[: -rows - 1 : -1]])
+        values = np.concatenate([values[:, -rows:], values, values[:, :rows]], axis=1)
+        theta, lon = grid.colatitude, grid.longitude
+        theta = np.concatenate([-theta[rows - 1 :: -1], theta, 2 * np.pi - theta[: -rows - 1 : -1]])
+        lon = np.concatenate([lon[-rows:] - 2 * np.pi, lon, lon[:rows] + 2 * np.pi])
+        spline = RectBivariateSpline(theta, lon, values, kx=5, ky=5, s=0)
+
+        def evaluate(y):
+            return spline.ev(np.arctan2(np.hypot(y[:, 0], y[:, 1]), y[:, 2]), np.arctan2(y[:, 1], y[:, 0]) % (2 * np.pi))
+
+        return evaluate
 
     @cached_property
     def cells(self) -> tuple[np.ndarray, np.ndarray]:
@@ -311,7 +338,7 @@ class MobilitySet:
             for k in self.pointwise:
                 xi = x @ self.matrices[k]
                 if self.degree[k] <= lmax or e.is_resolved:
-                    value, mean = log_mobility(xi, e.moments_full, lmax, points, mass, e.tolerance)
+                    value, mean = log_mobility(xi, e.moments_full, lmax, points, mass, e.tolerance, e.log_density)
                 else:  # a kernel narrower than the grid and a density with structure at the grid's scale
                     value, mean = direct_sum(xi, points, mass)
                 log_values.append(value.reshape(grid.shape))

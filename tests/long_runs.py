@@ -63,7 +63,7 @@ def _main(function, arguments):
 
 
 def _slow(solver):
-    time.sleep(0.005)
+    time.sleep(0.02)
 
 
 def _run(tables, output, slowly=False):

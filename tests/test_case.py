@@ -315,8 +315,8 @@ BAD_VALUES = [
      "position; did you mean density?"),
     ("output", {"fields": ["density", "velocity", "density"]},
      'output.fields: ["density", "velocity", "density"] names density more than once; must name each field once'),
-    ("output", {"checkpoint_every": 60.0},
-     "output.checkpoint_every: unknown key; the keys of [output] are file, every, fields"),
+    ("output", {"checkpoint_evry": 60.0},
+     "output.checkpoint_evry: unknown key; did you mean checkpoint_every?"),
     # the case itself
     ("schema", 2, "schema: 2 is not allowed; must be 1"),
     ("schema", True, "schema: true is not allowed; must be the integer 1"),

@@ -22,6 +22,7 @@ from sphereflow.kernel import (
     expansion_error,
     expansion_is_accurate,
     log_mobility,
+    narrow_kernel,
 )
 from sphereflow.mobility import DensityExpansion, MobilitySet, change_degree, sampling_grid
 
@@ -306,10 +307,11 @@ def large_matrices():
             yield pytest.param(matrices_of_norm(norm)[name], id=f"{name}-{norm:g}")
 
 
+@pytest.mark.parametrize("kappa", [5.0, 20.0])
 @pytest.mark.parametrize("a", list(large_matrices()))
-def test_large_matrices_are_right_where_the_mass_is(a):
+def test_large_matrices_are_right_where_the_mass_is(a, kappa):
     """|v - exact| weighted by the density is at most 1e-6 |A|, and |v| <= |A|: for kernels far below the grid."""
-    kappa, norm = 5.0, np.linalg.norm(a, 2)
+    norm = np.linalg.norm(a, 2)
     x = COARSE.points
     m = MobilitySet(expansion_of(kappa), a[None], gradient=True)
     mean = np.moveaxis(m.mean_on(COARSE.nlat)[0], 0, -1)
@@ -332,6 +334,17 @@ def test_kernels_that_the_grid_resolves_are_right_whatever_the_density(norm):
         exact_log, exact_mean = vmf_mobility(x, a, MU, kappa)
         assert np.abs(log_m - exact_log).max() < 1e-8, name
         assert np.abs(mean - exact_mean).max() < 1e-8, name
+
+
+def test_kernels_finer_than_the_grid_see_a_smooth_density_between_its_nodes():
+    """`narrow_kernel` with the exact log density: log M and the mean of vMF data, for any radius that is large enough."""
+    x = sample_points(count=200)
+    for kappa, radius in ((5.0, 300.0), (20.0, 700.0), (20.0, 1e4), (60.0, 1e5)):
+        peak = np.log(kappa / (2 * np.pi * -np.expm1(-2 * kappa)))
+        log_m, mean = narrow_kernel(radius * x, lambda y, k=kappa, c=peak: c + k * (y @ MU - 1))
+        exact_log, exact_mean = vmf_mobility(x, radius * np.eye(3), MU, kappa)
+        assert np.abs(log_m - exact_log).max() < 1e-8, (kappa, radius)
+        assert np.abs(mean - exact_mean).max() < 1e-9, (kappa, radius)
 
 
 def test_kernels_finer_than_the_grid_are_at_worst_a_cell_off_where_densities_have_no_digits_left():

@@ -85,7 +85,7 @@ def test_wrong_record_is_refused_whole(tmp_path, changes, error):
     [
         (CaseError("step 3:\nnot finite"), "failed: step 3: not finite"),
         (KeyError("x"), "failed: KeyError: 'x'"),
-        (KeyboardInterrupt(), "failed: interrupted"),
+        (KeyboardInterrupt(), "interrupted"),
     ],
 )
 def test_status_after_an_exception(tmp_path, error, status):
@@ -305,7 +305,8 @@ def test_killed_writer_leaves_its_records(tmp_path):
     process.communicate()
     assert process.returncode == -signal.SIGKILL
     summary = run_summary(path)
-    assert summary["status"] == "running" and not summary["being_written"] and summary["records"] == 1
+    assert summary["state"] == "interrupted" and summary["status"] == "running"
+    assert not summary["being_written"] and summary["records"] == 1
     with open_run(path) as run:
         assert same_bits(run["density"].values, [record(0)["density"]])
     assert same_bits(read_weight_path(path).logits, weights().logits)
