@@ -2,9 +2,9 @@
 
     python benchmarks/step.py
 
-Tokens: n = 200, the direct O(n^2) sum in numpy, explicit Euler (one evaluation of the force) and RK4 (four). Density: one step of
-`cases/octahedron_oscillating.toml` at 64 x 128 with everything the ledger needs (three evaluations, third order). One thread,
-medians of interleaved repeats, all in one process.
+Tokens: n = 200, the direct O(n^2) sum in numpy, explicit Euler (one evaluation of the force) and RK4 (four). Density: one step
+of `cases/octahedron_oscillating.toml` at 64 x 128 with everything the ledger needs (three evaluations, third order). One
+thread, medians, all in one process.
 """
 
 import time
