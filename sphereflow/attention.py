@@ -34,6 +34,7 @@ from sphereflow.mobility import DensityExpansion, MobilitySet, change_degree, sp
 
 VELOCITY_MODELS = ("attention", "gradient-flow", "unnormalized")
 NONLINEAR_GRIDS = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
+SMOOTH = 1e-4  # neglected part of a field relative to its variation, below which its coefficients are differentiated
 ROUNDING_FLOOR = 2e-14  # relative size of transform noise, below which no tail can be expected to fall
 
 
@@ -233,6 +234,13 @@ class NonlinearField:
         return self._operator._transform(self._operator.grid.nlat, self.lmax).analysis(self._values)
 
     @cached_property
+    def is_smooth(self) -> bool:
+        """Whether the coefficients give a better gradient than differences of the nodal values."""
+        if self.is_resolved:
+            return True
+        return _neglected(self.coefficients, self.lmax) <= SMOOTH * _norm(self.coefficients[1:])
+
+    @cached_property
     def values(self) -> np.ndarray:
         """Values at the full grid's nodes."""
         if not self.is_resolved:
@@ -391,7 +399,7 @@ class AttentionFields:
             return self.gradient_flow_velocity
         if self._has_general_values:
             return tangent_components(self.grid, self._attention_vector)
-        if self.potential.is_resolved:
+        if self.potential.is_smooth:
             transform = self.operator._transform(self.grid.nlat, self.potential.lmax)
             return sign * transform.gradient(self.potential.coefficients)
         return self._velocity_from_faces

@@ -26,6 +26,7 @@ from sphereflow.kernel import (
 )
 
 ANALYSIS_DEGREE = 40
+NEGLIGIBLE = math.log(1e-6)  # of M: degrees of the density that a coarse grid does not have may matter this much
 DEGREE_BUCKET = 6  # matrices whose degrees differ by less share a sampling grid
 LARGEST_PRODUCT = 600.0  # sum of norms up to which mobilities are multiplied; exp(709) is the largest number
 LARGEST_LOG_JUMP = 5.0  # of log rho between neighbouring nodes that a spline is trusted with
@@ -255,8 +256,9 @@ class ExpandedGroup:
         return self.expansion.transform(self.sampling.nlat, self.sampling.degree).analysis(values)
 
     def synthesis(self, coefficients: np.ndarray, nlat: int) -> np.ndarray:
-        """Values on a Gauss grid of coefficients up to the sampling degree."""
-        return self.expansion.transform(nlat, self.sampling.degree).synthesis(coefficients)
+        """Values on a Gauss grid of coefficients up to the sampling degree; a coarser grid leaves out what it cannot hold."""
+        lmax = min(self.sampling.degree, nlat - 1)
+        return self.expansion.transform(nlat, lmax).synthesis(change_degree(coefficients, self.sampling.degree, lmax))
 
     def values_on(self, nlat: int) -> np.ndarray:
         """m_k on a Gauss grid, shape (k, nlat, 2 nlat); those of the last grid asked for are kept."""
@@ -315,7 +317,9 @@ class MobilitySet:
         )  # Jensen: M(xi) >= exp(xi . mean)
         self.degree = np.array([expansion_degree(*pair) for pair in zip(self.radius, floor, strict=True)])
         self._pointwise: dict[int, tuple[np.ndarray, np.ndarray]] = {}
-        expandable = 4 * (self.degree + 3) <= 3 * expansion.grid.nlat
+        nlat = expansion.grid.nlat
+        within = np.array([expansion_degree(r, NEGLIGIBLE) < nlat for r in self.radius])
+        expandable = (4 * (self.degree + 3) <= 3 * nlat) | within
         self.groups, refused = [], [np.flatnonzero(~expandable)]
         bucket = -(-self.degree // DEGREE_BUCKET)
         for number in np.unique(bucket[expandable]):
@@ -410,8 +414,8 @@ class MobilitySet:
 
     @property
     def lmax(self) -> int:
-        """Degree to which weighted sums of the expanded mobilities are represented."""
-        return max((group.sampling.degree for group in self.groups), default=4)
+        """Degree to which weighted sums of the expanded mobilities are represented, at most that of the density's grid."""
+        return min(max((group.sampling.degree for group in self.groups), default=4), self.expansion.grid.nlat - 1)
 
     def weighted_sum(self, weight: np.ndarray) -> np.ndarray:
         """Coefficients up to degree `self.lmax` of sum_k weight_k m_k over the expanded matrices."""
