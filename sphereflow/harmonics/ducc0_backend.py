@@ -1,7 +1,12 @@
 """Transforms by ducc0 (wheels everywhere, any grid size)."""
 
+from functools import lru_cache
+
 import ducc0
 import numpy as np
+from scipy.special import roots_legendre, sph_legendre_p_all
+
+DENSE_BELOW = 32  # latitudes
 
 POINT_ACCURACY = 1e-13  # of transforms at scattered points; ducc0 offers down to 3e-14
 
@@ -36,6 +41,8 @@ class Ducc0Transform:
     def analysis(self, values: np.ndarray) -> np.ndarray:
         """Coefficients (..., nlm) of fields (..., nlat, nlon)."""
         fields = np.ascontiguousarray(values, dtype=float).reshape(-1, 1, self.nlat, self.nlon)
+        if self.nlat < DENSE_BELOW:
+            return _dense_analysis(fields[:, 0], self.lmax).reshape(*values.shape[:-2], -1)
         out = [ducc0.sht.analysis_2d(map=one, spin=0, **self._options)[0] for one in fields]
         return np.array(out).reshape(*values.shape[:-2], -1)
 
@@ -54,3 +61,28 @@ class Ducc0Transform:
         for one, target in zip(stack, out, strict=True):
             ducc0.sht.synthesis_2d(alm=one, map=target, **kind, **self._options)
         return out
+
+
+@lru_cache(maxsize=32)
+def _dense_matrices(nlat: int, lmax: int) -> tuple[np.ndarray, np.ndarray]:
+    """Fourier matrix (nlon, 2 (lmax + 1)), cosines then minus sines, and weighted Legendre functions (m, l, nlat)."""
+    z, weight = roots_legendre(nlat)
+    angle = np.outer(np.arange(2 * nlat), np.arange(lmax + 1)) * (np.pi / nlat)
+    legendre = sph_legendre_p_all(lmax, lmax, np.arccos(z[::-1]))[0, :, : lmax + 1]  # (l, m, nlat)
+    weighted = legendre.transpose(1, 0, 2) * weight[::-1] * (np.pi / nlat)
+    return np.concatenate([np.cos(angle), -np.sin(angle)], axis=1), np.ascontiguousarray(weighted)
+
+
+def _dense_analysis(fields: np.ndarray, lmax: int) -> np.ndarray:
+    """Analysis of small fields (k, nlat, nlon) by matrix products, (k, nlm).
+
+    ducc0's own gives results on small grids that differ in the last digit from call to call, in about one of 1,000 calls:
+    too often for runs that must be resumed bit for bit.
+    """
+    fourier, legendre = _dense_matrices(fields.shape[1], lmax)
+    waves = (fields @ fourier).reshape(*fields.shape[:2], 2, lmax + 1).transpose(3, 1, 0, 2)  # (m, nlat, k, 2)
+    sums = legendre @ waves.reshape(lmax + 1, fields.shape[1], -1)
+    sums = sums.reshape(lmax + 1, lmax + 1, len(fields), 2)  # (m, l, k, real and imaginary part)
+    m, ell = np.nonzero(np.arange(lmax + 1) >= np.arange(lmax + 1)[:, None])
+    chosen = sums[m, ell]
+    return np.ascontiguousarray((chosen[..., 0] + 1j * chosen[..., 1]).T)
