@@ -9,7 +9,7 @@ import signal
 import long_runs
 import numpy as np
 import pytest
-from long_runs import SOLVERS, differences
+from long_runs import SOLVERS, WITH_BACKENDS, differences
 
 from sphereflow import open_run, storage
 from sphereflow.cli import main
@@ -64,7 +64,7 @@ def whole(tmp_path_factory):
 
 @pytest.mark.parametrize(
     "solver, backend",
-    [*((solver, "ducc0") for solver in SOLVERS), pytest.param("finite-volume", "shtns", marks=pytest.mark.shtns)],
+    WITH_BACKENDS,
 )
 @pytest.mark.parametrize("step", [17])
 def test_interrupted_run_ends_as_if_nothing_had_happened(tmp_path, whole, solver, backend, step):
