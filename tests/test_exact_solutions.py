@@ -112,7 +112,8 @@ def test_even_data_stay_even():
 def test_uniform_density_is_an_equilibrium_of_identity_weights():
     grid = GaussGrid(16)
     run = advance_to(solver(grid, np.full(grid.shape, 1 / (4 * np.pi)), frozen_path(np.eye(3), 5.0)), 5.0)
-    assert np.abs(run.density * 4 * np.pi - 1).max() < 1e-12
+    # rounding of the transforms (1e-15), differentiated twice (x nlat^2), acts over the whole run of length 5
+    assert np.abs(run.density * 4 * np.pi - 1).max() < 5 * 16**2 * 1e-14
     assert energy.energy(run.fields) == pytest.approx(0.5 * np.sinh(1), rel=1e-13)
 
 
