@@ -14,7 +14,7 @@ PACKAGE = Path(__file__).parents[1] / "sphereflow"
 ROOMS = (
     "errors grid cells faces harmonics kernel mobility heads drift transformer attention variational energy "
     "initial transport movement stepping particles diagnostics case storage simulation layers movement_solver "
-    "compare ensemble sessions runs resuming plotting cli"
+    "compare sessions runs resuming ensemble plotting report cli"
 ).split()
 PHYSICS = ROOMS[: ROOMS.index("stepping")]
 # Who may use a library: the only rooms that import it.
