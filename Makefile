@@ -1,8 +1,8 @@
 # The developer's few commands. `make install` first, in a virtual environment.
 .PHONY: install test slow lint docs figure lowest ci clean
 
-install:  ## this tree, editable, with everything for tests (shtns needs a compiler and FFTW, see README)
-	SHTNS_OPENMP=0 pip install -e '.[shtns,test]'
+install:  ## this tree, editable, with everything for tests and pages (shtns needs a compiler and FFTW, see README)
+	SHTNS_OPENMP=0 pip install -e '.[shtns,test,docs]'
 
 test:  ## the tests of every change
 	pytest -n 2
@@ -13,8 +13,9 @@ slow:  ## the tests that take minutes
 lint:
 	ruff check .
 
-docs:  ## the pages that are made from the code
+docs:  ## the pages that are made from the code, and the site in build/docs; every warning is an error
 	python docs/make_reference.py
+	sphinx-build -W --keep-going -q docs build/docs
 
 figure:  ## the picture in the README
 	python postprocess/readme_figure.py

@@ -21,10 +21,12 @@ REQUIREMENTS = [
     "tqdm>=4.64",
     "tomli_w>=1.0",
     "POT>=0.9.4",
+    "jinja2>=3.1",
 ]
 EXTRAS = {
     "shtns": ["shtns>=3.7"],
-    "test": ["pytest>=8.0", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.9"],
+    "test": ["pytest>=8.0", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.9", "selenium>=4.20"],
+    "docs": ["sphinx>=8.1", "myst-parser>=4.0", "furo>=2024.8.6", "numpydoc>=1.8", "sphinx-mathjax-offline>=0.0.2"],
 }
 
 setup(
@@ -47,6 +49,7 @@ setup(
         "Topic :: Scientific/Engineering :: Physics",
     ],
     packages=find_packages(include=["sphereflow", "sphereflow.*"]),
+    package_data={"sphereflow.report": ["page/*"]},
     python_requires=">=3.11",
     install_requires=REQUIREMENTS,
     extras_require=EXTRAS,

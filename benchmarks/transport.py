@@ -1,51 +1,61 @@
-"""The standard transport tests on one grid: errors, extrema and mass drift after one period.
+"""The transport stage: against the same scheme in numpy, and against the bandwidth of the machine."""
 
-    python benchmarks/transport.py [nlat]
-"""
-
-import sys
-from pathlib import Path
-
-import numba
 import numpy as np
 
-sys.path.insert(0, str(Path(__file__).parent.parent / "tests"))
+from benchmarks import reference
+from benchmarks.harness import Report, Settings, Table, interleaved, milliseconds
+from benchmarks.problems import Stage
 
-from builders import (  # noqa: E402
-    cosine_bell,
-    cosine_bells,
-    deformation,
-    gaussian_hills,
-    l2_error,
-    slotted_cylinders,
-    solid_rotation,
-    transported,
-)
-
-from sphereflow.grid import GaussGrid  # noqa: E402
-
-ROWS = [
-    ("cosine bell, rotation 0", cosine_bell, lambda g: solid_rotation(g, 0.0)),
-    ("cosine bell, rotation 45", cosine_bell, lambda g: solid_rotation(g, np.pi / 4)),
-    ("cosine bell, rotation 90", cosine_bell, lambda g: solid_rotation(g, np.pi / 2)),
-    ("Gaussian hills, divergent", gaussian_hills, lambda g: deformation(g, True)),
-    ("Gaussian hills, non-divergent", gaussian_hills, lambda g: deformation(g, False)),
-    ("cosine bells, non-divergent", cosine_bells, lambda g: deformation(g, False)),
-    ("slotted cylinders, non-divergent", slotted_cylinders, lambda g: deformation(g, False)),
-]
+# What a stage must move, in arrays of the grid: it reads the density and both velocities and writes the new density.
+ARRAYS = 4
 
 
-def main():
-    """Print the table."""
-    numba.set_num_threads(1)
-    grid = GaussGrid(int(sys.argv[1]) if len(sys.argv) > 1 else 64)
-    print(f"{grid.nlat} x {grid.nlon}                         l1        l2        min       max       mass drift")
-    for name, data, flow in ROWS:
-        q, start, lowest = transported(grid, data(grid), flow(grid))
-        l1 = grid.integrate(np.abs(q - start)) / grid.integrate(start)
-        drift = grid.integrate(q - start) / grid.integrate(start)
-        print(f"{name:34s}  {l1:.4f}    {l2_error(grid, q, start):.4f}    {lowest:.1e}   {q.max():.4f}    {drift:.1e}")
+def against_numpy(settings: Settings) -> Report:
+    """Transport stage: the same scheme in numpy / compiled."""
+    nlat, report = settings.pick(128, 16), Report()
+    stage = Stage(nlat, 1)
+    times = interleaved(
+        {
+            "compiled": stage.transport,
+            "numpy": lambda: reference.stage(stage.mover, stage.density, *stage.velocity, stage.dt),
+        },
+        settings.pick(15, 2),
+    )
+    cells = 2 * nlat**2
+    report.figures.append(
+        times.figure(
+            f"transport: numpy / compiled, {nlat} x {2 * nlat}", "numpy", "compiled", "larger",
+            "a stage (fluxes, limiters, divergence, merged cells) in vectorised numpy / compiled, the same result to rounding",
+            target=20.0,
+        )  # fmt: skip
+    )
+    rows = [[name, milliseconds(times.of(name)), f"{cells / times.of(name) / 1e6:.1f}"] for name in times.seconds]
+    report.tables.append(
+        Table(f"Transport stage, {nlat} x {2 * nlat}", ["", "time", "million cells per second and core"], rows)
+    )
+    return report
 
 
-if __name__ == "__main__":
-    main()
+def against_bandwidth(settings: Settings) -> Report:
+    """Transport stage: time to move the bytes that must move, at the speed of a copy / time of the stage."""
+    report, rows = Report(), []
+    for nlat in settings.pick((128, 512), (16,)):
+        stage = Stage(nlat, 1)
+        size = 2 * nlat**2
+        source, target = np.ones(ARRAYS // 2 * size), np.zeros(ARRAYS // 2 * size)
+        times = interleaved(
+            {"stage": stage.transport, "copy": lambda t=target, s=source: np.copyto(t, s)}, settings.pick(15, 2)
+        )
+        figure = times.figure(
+            f"transport: copy of the bytes / stage, {nlat} x {2 * nlat}", "copy", "stage", "larger",
+            f"copying {ARRAYS // 2} arrays of the grid (as many bytes as a stage must read and write) / a stage",
+        )  # fmt: skip
+        report.figures.append(figure)
+        copied = 8 * ARRAYS * size / times.of("copy") / 1e9
+        moved = 8 * ARRAYS * size / times.of("stage") / 1e9
+        rows.append([f"{nlat} x {2 * nlat}", f"{copied:.1f} GB/s", f"{moved:.2f} GB/s", f"{100 * figure.value:.1f} %"])
+    header = ["grid", "copy, read and written", "stage, bytes that must move", "fraction"]
+    report.tables.append(Table("Transport stage and the copy bandwidth", header, rows))
+    return report
+
+

@@ -1,19 +1,21 @@
-"""Write the parts of the documentation that are made from the code: keys of a case, variables of an output file.
+"""Write the parts of the documentation that are made from the code: keys, variables, commands, cases, badges.
 
     python docs/make_reference.py [--check]
 
 A page marks such a part with `<!-- made from the code: NAME -->` and `<!-- end -->`; what stands between is replaced.
-With `--check` nothing is written and the exit code tells whether something would be.
+The badges of the README are made from setup.py. With `--check` nothing is written and the exit code tells whether something
+would be.
 """
 
 import argparse
 import re
 import sys
+import tomllib
 from pathlib import Path
 
 from pydantic_core import PydanticUndefined
 
-from sphereflow import diagnostics
+from sphereflow import __version__, cli, diagnostics
 from sphereflow.case import tables
 from sphereflow.diagnostics import Variable
 
@@ -127,7 +129,77 @@ def keys():
     return "\n".join(pieces)
 
 
-MAKERS = {"keys": keys, "variables": variables}
+def commands():
+    """Usage and arguments of all commands of the command line."""
+    parser = cli._parser()
+    (group,) = (action for action in parser._actions if isinstance(action, argparse._SubParsersAction))
+    pieces = []
+    for choice in group._choices_actions:
+        command = group.choices[choice.dest]
+        about = command.description or choice.help
+        pieces.append(f"### `sphereflow {choice.dest}`\n\n{about[0].upper()}{about[1:]}{'' if about.endswith('.') else '.'}\n")
+        rows = [[f"`{invocation(action)}`", action.help] for action in command._actions if action.dest != "help"]
+        if rows:
+            pieces.append(table(["argument", "meaning"], rows))
+    return "\n".join(pieces)
+
+
+def invocation(action):
+    """How an argument is written on the command line."""
+    value = action.metavar or (action.dest.upper() if action.nargs != 0 else "")
+    if not action.option_strings:
+        return value
+    names = ", ".join(action.option_strings)
+    return names if action.nargs == 0 else f"{names} {value}"
+
+
+def cases():
+    """Table of all cases that come with sphereflow."""
+    rows = []
+    for path in sorted((DOCS.parent / "cases").rglob("*.toml"), key=lambda path: (len(path.parts), path)):
+        with open(path, "rb") as file:
+            case = tomllib.load(file)
+        name = path.relative_to(DOCS.parent / "cases").with_suffix("").as_posix()
+        solver = case["solver"].get("kind", "finite-volume")
+        rows.append([f"[{name}](../cases/{name}.toml)", case["title"], f"`{solver}`"])
+    return table(["case", "what it is", "solver"], rows)
+
+
+MAKERS = {"keys": keys, "variables": variables, "commands": commands, "cases": cases}
+
+BADGE = """<svg xmlns="http://www.w3.org/2000/svg" width="{width}" height="20" role="img" aria-label="{name}: {value}">
+<rect width="{width}" height="20" rx="3" fill="#555"/><rect x="{middle}" width="{rest}" height="20" rx="3" fill="#0b6fa4"/>
+<g fill="#fff" font-family="Verdana,DejaVu Sans,sans-serif" font-size="11">
+<text x="6" y="14" textLength="{name_length}">{name}</text>
+<text x="{start}" y="14" textLength="{value_length}">{value}</text></g></svg>
+"""
+
+
+def badges():
+    """The badges of the README, name of the file -> content: what setup.py states."""
+    setup = (DOCS.parent / "setup.py").read_text(encoding="utf-8")
+    stated = {
+        "version": __version__,
+        "python": "&#8805; " + re.search(r'python_requires=">=([^"]+)"', setup)[1],
+        "licence": re.search(r'license="([^"]+)"', setup)[1],
+    }
+    return {f"badge-{name}.svg": badge(name, value) for name, value in stated.items()}
+
+
+def badge(name, value):
+    """One badge, seven pixels for a letter."""
+    lengths = 7 * len(name), 7 * len(re.sub("&#[0-9]+;", "x", value))
+    middle = lengths[0] + 12
+    return BADGE.format(
+        name=name, value=value, name_length=lengths[0], value_length=lengths[1], middle=middle, start=middle + 6,
+        rest=lengths[1] + 12, width=middle + lengths[1] + 12,
+    )  # fmt: skip
+
+
+def made():
+    """All that is made: file -> content."""
+    pages = {page: up_to_date(page.read_text(encoding="utf-8")) for page in sorted(DOCS.glob("*.md"))}
+    return pages | {DOCS / "images" / name: content for name, content in badges().items()}
 
 
 def up_to_date(text):
@@ -141,13 +213,11 @@ def main(arguments=None):
     parser.add_argument("--check", action="store_true", help="write nothing, only tell what is out of date")
     options = parser.parse_args(arguments)
     stale = []
-    for page in sorted(DOCS.glob("*.md")):
-        before = page.read_text(encoding="utf-8")
-        after = up_to_date(before)
-        if after != before:
-            stale.append(page.name)
+    for file, content in made().items():
+        if not file.exists() or file.read_text(encoding="utf-8") != content:
+            stale.append(file.name)
             if not options.check:
-                page.write_text(after, encoding="utf-8")
+                file.write_text(content, encoding="utf-8")
     for name in stale:
         print(f"{name}: {'out of date, run docs/make_reference.py' if options.check else 'written'}")
     return 1 if stale and options.check else 0

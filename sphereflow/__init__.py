@@ -1,11 +1,11 @@
 """sphereflow: the mean-field dynamics of multi-head transformers as a PDE on the sphere.
 
 `run(case)` runs a case file and returns the result, `resume(path)` goes on with an interrupted run, `open_run(path)` opens
-one. They are loaded when first used, so that importing the package is quick.
+one, `open_ensemble(manifest)` all runs of an ensemble. They are loaded when first used, so that importing the package is quick.
 """
 
 __version__ = "0.1.0"
-__all__ = ["TransformerBlock", "__version__", "open_run", "resume", "run"]
+__all__ = ["TransformerBlock", "__version__", "open_ensemble", "open_run", "resume", "run"]
 
 
 def __getattr__(name):
@@ -25,4 +25,8 @@ def __getattr__(name):
         from sphereflow.storage import open_run
 
         return open_run
+    if name == "open_ensemble":
+        from sphereflow.ensemble.dataset import open_ensemble
+
+        return open_ensemble
     raise AttributeError(f"module 'sphereflow' has no attribute {name!r}")

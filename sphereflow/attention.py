@@ -29,8 +29,8 @@ from sphereflow.cells import node_values
 from sphereflow.drift import Drift
 from sphereflow.faces import field_at_faces, gradient_at_faces, vector_at_faces
 from sphereflow.grid import GaussGrid
-from sphereflow.harmonics import degrees_and_orders, get_transform
-from sphereflow.mobility import DensityExpansion, MobilitySet, change_degree, spectral_norm
+from sphereflow.harmonics import change_degree, degrees_and_orders, get_transform
+from sphereflow.mobility import DensityExpansion, MobilitySet, spectral_norm
 
 VELOCITY_MODELS = ("attention", "gradient-flow", "unnormalized")
 NONLINEAR_GRIDS = (24, 32, 48, 64, 96, 128, 192, 256, 384, 512)
@@ -72,6 +72,11 @@ class Heads:
             path.rate_at(t, interval),
             path.concentration,
         )
+
+    @cached_property
+    def norm(self) -> np.ndarray:
+        """Spectral norms of the A_h, shape (H,)."""
+        return spectral_norm(self.logits)
 
 
 @dataclass
@@ -273,7 +278,8 @@ class AttentionFields:
     def mobilities(self) -> MobilitySet:
         """The head mobilities m_h."""
         gradient = self.moving or self._has_general_values
-        return MobilitySet(self.expansion, self.heads.logits, gradient)
+        wanted = self.operator.nonlinear_grids[self.operator.level.get("potential", 0)]
+        return MobilitySet(self.expansion, self.heads.logits, gradient, self.heads.norm, wanted)
 
     @property
     def _has_general_values(self) -> bool:
@@ -285,7 +291,7 @@ class AttentionFields:
         skew = np.abs(self.heads.logits - self.heads.logits.transpose(0, 2, 1)).max(axis=(1, 2)) > 0
         if not skew.any():
             return skew, None
-        return skew, MobilitySet(self.expansion, self.heads.logits[skew].transpose(0, 2, 1))
+        return skew, MobilitySet(self.expansion, self.heads.logits[skew].transpose(0, 2, 1), radius=self.heads.norm[skew])
 
     @cached_property
     def potential(self) -> NonlinearField:
@@ -354,8 +360,8 @@ class AttentionFields:
     @cached_property
     def speed_bound(self) -> float:
         """A bound of |v| for attention: the largest weighted norm of the value matrices."""
-        matrices = self.heads.logits if self.heads.values is None else self.heads.values
-        return float(self.heads.weight @ spectral_norm(matrices))
+        norm = self.heads.norm if self.heads.values is None else spectral_norm(self.heads.values)
+        return float(self.heads.weight @ norm)
 
     @cached_property
     def face_velocity(self) -> tuple[np.ndarray, np.ndarray]:

@@ -39,6 +39,12 @@ class OutputError(SphereflowError):
     exit_code = 4
 
 
+class ClusterError(SphereflowError):
+    """The scheduler or the workers of an ensemble were lost; the ensemble can go on later."""
+
+    exit_code = 4
+
+
 class RunInterrupted(KeyboardInterrupt):
     """A signal ended a run between two steps; its file is closed and it can be resumed. The command line ends with 130."""
 

@@ -10,7 +10,7 @@ degree-0 spherical-harmonic coefficient, are the same number. Each node lies str
 """
 
 from dataclasses import dataclass, field
-from functools import cached_property
+from functools import cached_property, lru_cache
 
 import numpy as np
 from scipy.special import roots_legendre
@@ -122,3 +122,9 @@ class GaussGrid:
     def integrate(self, values: np.ndarray):
         """Integral over the sphere, sum of values times cell areas over the last two axes."""
         return np.sum(values, axis=-1) @ self.cell_area
+
+
+@lru_cache(maxsize=32)
+def gauss_grid(nlat: int) -> GaussGrid:
+    """A shared grid; its tables are computed once."""
+    return GaussGrid(nlat)

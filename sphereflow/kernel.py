@@ -15,6 +15,7 @@ above 1e-9 or so of its largest.
 """
 
 import math
+from bisect import bisect_left
 from collections.abc import Callable
 from functools import lru_cache
 
@@ -35,14 +36,14 @@ LARGEST_RADIUS = 1e5  # beyond it no grid holds the degrees and the sum over cel
 
 
 @lru_cache(maxsize=4096)
-def _tail_logarithms(radius_steps: int) -> np.ndarray:
-    """log of sum_{l > L} (2l+1) i_l(r), for L = 0, 1, ..., at r = radius_steps / 16."""
+def _tail_logarithms(radius_steps: int) -> list[float]:
+    """Minus log of sum_{l > L} (2l+1) i_l(r), for L = 0, 1, ..., at r = radius_steps / 16."""
     r = max(radius_steps, 1) / 16
     lmax = int(r + 12 * math.sqrt(r) + 60)
     degree = np.arange(lmax + 2)
     terms = (2 * degree + 1) * np.sqrt(np.pi / (2 * r)) * ive(degree + 0.5, r)
     tails = np.cumsum(terms[::-1])[::-1][1:]
-    return np.log(np.maximum(tails, 1e-300)) + r
+    return [-value for value in (np.log(np.maximum(tails, 1e-300)) + r).tolist()]
 
 
 def expansion_degree(radius: float, log_target: float) -> int:
@@ -54,7 +55,7 @@ def expansion_degree(radius: float, log_target: float) -> int:
     if radius > LARGEST_RADIUS:
         return int(LARGEST_RADIUS)
     tails = _tail_logarithms(math.ceil(16 * radius))
-    return int(np.searchsorted(-tails, -log_target))
+    return bisect_left(tails, -log_target)
 
 
 def expansion_is_accurate(scaled_values: np.ndarray, tolerance: float) -> np.ndarray:

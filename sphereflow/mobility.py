@@ -8,62 +8,27 @@ grid, or values so small that the coefficients would lose them to round-off) its
 """
 
 import math
-from functools import cached_property, lru_cache
+from functools import cached_property
 
 import numpy as np
 from scipy.interpolate import RectBivariateSpline
 from scipy.special import logsumexp
 
-from sphereflow.grid import GaussGrid
-from sphereflow.harmonics import degrees_and_orders, get_transform
-from sphereflow.kernel import (
-    EPSILON_GROWTH,
-    direct_sum,
-    evaluate_expansion,
-    expansion_degree,
-    expansion_is_accurate,
-    log_mobility,
-)
+from sphereflow.grid import GaussGrid, gauss_grid
+from sphereflow.harmonics import change_degree, degrees_and_orders, get_transform
+from sphereflow.kernel import direct_sum, expansion_degree, log_mobility
+from sphereflow.sampling import ExpandedGroup
 
 ANALYSIS_DEGREE = 40
 NEGLIGIBLE = math.log(1e-6)  # of M: degrees of the density that a coarse grid does not have may matter this much
 DEGREE_BUCKET = 6  # matrices whose degrees differ by less share a sampling grid
 LARGEST_PRODUCT = 600.0  # sum of norms up to which mobilities are multiplied; exp(709) is the largest number
 LARGEST_LOG_JUMP = 5.0  # of log rho between neighbouring nodes that a spline is trusted with
-PRODUCT_PAIRS = ((0, 0), (0, 1), (0, 2), (1, 1), (1, 2), (2, 2))
-
-
-@lru_cache(maxsize=32)
-def gauss_grid(nlat: int) -> GaussGrid:
-    """A shared grid; its tables are computed once."""
-    return GaussGrid(nlat)
-
-
-def change_degree(coefficients: np.ndarray, lmax: int, new_lmax: int) -> np.ndarray:
-    """Truncate or zero-pad coefficients (..., nlm) from degree `lmax` to `new_lmax`."""
-    if new_lmax == lmax:
-        return coefficients
-    if new_lmax < lmax:
-        return coefficients[..., _positions(new_lmax, lmax)]
-    out = np.zeros((*coefficients.shape[:-1], (new_lmax + 1) * (new_lmax + 2) // 2), complex)
-    out[..., _positions(lmax, new_lmax)] = coefficients
-    return out
-
-
-@lru_cache(maxsize=256)
-def _positions(low: int, high: int) -> np.ndarray:
-    """Where the coefficients up to degree `low` stand in an array up to degree `high`."""
-    return coefficient_index(*degrees_and_orders(low), high)
 
 
 def spectral_norm(matrices: np.ndarray) -> np.ndarray:
     """Largest singular values of matrices (K, 3, 3)."""
     return np.sqrt(np.linalg.eigvalsh(matrices.transpose(0, 2, 1) @ matrices)[:, -1])
-
-
-def coefficient_index(degree, order, lmax: int):
-    """Position of the coefficient (degree, order) in an array up to degree `lmax`."""
-    return order * (2 * lmax + 1 - order) // 2 + degree
 
 
 class DensityExpansion:
@@ -160,144 +125,6 @@ class DensityExpansion:
         return self.grid.points.reshape(-1, 3), mass
 
 
-class SamplingGrid:
-    """The small Gauss grid on which functions band-limited to `degree` are sampled, with room for one degree more.
-
-    Products of a density up to degree L + 1 with functions up to degree L + 1 are integrated exactly.
-    """
-
-    def __init__(self, degree: int):
-        self.degree = degree
-        self.lmax = degree + 1
-        self.nlat = max(degree + 2 + degree % 2, 8)
-        self.grid = gauss_grid(self.nlat)
-        self.north = self.grid.points[: self.nlat // 2].reshape(-1, 3)
-        self.area = self.grid.cell_area[:, None]
-
-    def whole(self, plus: np.ndarray, minus: np.ndarray) -> np.ndarray:
-        """Fields (..., nlat, nlon) from values at the northern nodes and at their antipodes."""
-        half = (*plus.shape[:-1], self.nlat // 2, self.grid.nlon)
-        south = np.roll(minus.reshape(half)[..., ::-1, :], self.nlat, axis=-1)
-        return np.concatenate([plus.reshape(half), south], axis=-2)
-
-
-@lru_cache(maxsize=64)
-def sampling_grid(degree: int) -> SamplingGrid:
-    """The shared sampling grid of a degree."""
-    return SamplingGrid(degree)
-
-
-class ExpandedGroup:
-    r"""Matrices B_k of similar norm whose mobilities are sampled together on one sampling grid.
-
-    Parameters
-    ----------
-    expansion : DensityExpansion
-    index : ndarray of int
-        Positions of these matrices in their `MobilitySet`.
-    matrices : ndarray, shape (k, 3, 3)
-    degree : ndarray of int, shape (k,)
-        Degree each of them needs.
-    gradient : bool
-        Whether grad M is sampled too.
-
-    Attributes
-    ----------
-    values : ndarray, shape (k, n, 2n)
-        m_k at the sampling nodes.
-    gradient : ndarray, shape (k, 3, n, 2n), or None
-        grad M(B_k^T x) at the sampling nodes.
-    accurate : ndarray of bool, shape (k,)
-        Whether the values keep the tolerance, both here and after a synthesis elsewhere.
-    """
-
-    def __init__(self, expansion: DensityExpansion, index, matrices, degree, gradient: bool):
-        self.expansion, self.index, self.matrices, self.degree = expansion, index, matrices, degree
-        self._synthesised = None
-        largest = max(int(degree.max()), 4)
-        self.sampling = sampling_grid(largest + largest % 2)
-        s = self.sampling
-        self._xi = s.north @ matrices
-        sets = change_degree(expansion.coefficients(s.lmax), s.lmax, s.degree)[None]
-        if gradient:
-            sets = np.concatenate([sets, self._moments(np.moveaxis(s.grid.points, -1, 0))])
-        both = evaluate_expansion(self._xi, sets, s.degree, degree)
-        self._scale = np.exp(np.minimum(np.sqrt(np.einsum("kni,kni->kn", self._xi, self._xi)), 700.0))
-        unscaled = both[:, 0].min(axis=(0, 2))
-        both *= self._scale
-        smallest, largest = both[:, 0].min(axis=(0, 2)), both[:, 0].max(axis=(0, 2))
-        rounding = EPSILON_GROWTH * np.finfo(float).eps * largest
-        self.accurate = expansion_is_accurate(unscaled, expansion.tolerance)
-        self.accurate &= smallest * expansion.tolerance > rounding
-        whole = s.whole(*both)
-        self.values = whole[0]
-        self.gradient = np.moveaxis(whole[1:], 0, 1) if gradient else None
-
-    def keep(self, chosen: np.ndarray) -> "ExpandedGroup":
-        """Drop the matrices that are not chosen, in place."""
-        for name in ("index", "matrices", "degree", "accurate", "values", "_xi", "_scale"):
-            setattr(self, name, getattr(self, name)[chosen])
-        if self.gradient is not None:
-            self.gradient = self.gradient[chosen]
-        return self
-
-    @cached_property
-    def low_pass(self) -> np.ndarray:
-        """The density's low degrees on the sampling grid (signed)."""
-        s = self.sampling
-        return self.expansion.transform(s.nlat, s.lmax).synthesis(self.expansion.coefficients(s.lmax))
-
-    def _moments(self, factors: np.ndarray) -> np.ndarray:
-        """Coefficients up to the sampling degree of factor * rho for factors on the sampling grid."""
-        return self.analysis(factors * self.low_pass)
-
-    def analysis(self, values: np.ndarray) -> np.ndarray:
-        """Coefficients up to the sampling degree of values at the sampling nodes."""
-        return self.expansion.transform(self.sampling.nlat, self.sampling.degree).analysis(values)
-
-    def synthesis(self, coefficients: np.ndarray, nlat: int) -> np.ndarray:
-        """Values on a Gauss grid of coefficients up to the sampling degree; a coarser grid leaves out what it cannot hold."""
-        lmax = min(self.sampling.degree, nlat - 1)
-        return self.expansion.transform(nlat, lmax).synthesis(change_degree(coefficients, self.sampling.degree, lmax))
-
-    def values_on(self, nlat: int) -> np.ndarray:
-        """m_k on a Gauss grid, shape (k, nlat, 2 nlat); those of the last grid asked for are kept."""
-        if self._synthesised is None or self._synthesised.shape[1] != nlat:
-            self._synthesised = self.synthesis(self.coefficients, nlat)
-        return self._synthesised
-
-    @cached_property
-    def coefficients(self) -> np.ndarray:
-        """m_lm, shape (k, nlm)."""
-        return self.analysis(self.values)
-
-    @cached_property
-    def gradient_coefficients(self) -> np.ndarray:
-        """Coefficients of the components of grad M(B_k^T x), shape (k, 3, nlm)."""
-        return self.analysis(self.gradient)
-
-    def directional_integrals(self, direction: np.ndarray) -> np.ndarray:
-        """See `MobilitySet.directional_integrals`."""
-        along = self.sampling.grid.points @ direction[:, None]  # (k, nlat, nlon, 3): direction^T x
-        integrand = np.einsum("kijc,kcij->kij", along, self.gradient)
-        return self.sampling.grid.integrate(integrand * self.low_pass)
-
-    def squared_overlap_integrals(self) -> np.ndarray:
-        """See `MobilitySet.squared_overlap_integrals`."""
-        s, wider = self.sampling, sampling_grid(self.sampling.degree + 2)
-        e = self.expansion
-        low_pass = e.transform(wider.nlat, wider.lmax).synthesis(e.coefficients(wider.lmax))
-        products = np.array([wider.grid.points[..., i] * wider.grid.points[..., j] for i, j in PRODUCT_PAIRS]) * low_pass
-        moments = e.transform(wider.nlat, s.degree).analysis(products)
-        both = evaluate_expansion(self._xi, moments, s.degree, self.degree) * self._scale
-        # x_i x_j times a function of degree L needs the wider grid's quadrature as well
-        second = e.transform(s.nlat, s.degree).analysis(s.whole(*both))
-        second = e.transform(wider.nlat, s.degree).synthesis(second)
-        twice = np.array([1.0 if i == j else 2.0 for i, j in PRODUCT_PAIRS])
-        overlap = wider.grid.integrate(np.einsum("p,pij,pkij->kij", twice, products, second))
-        return s.grid.integrate(self.values * self.low_pass) + overlap
-
-
 class MobilitySet:
     r"""Mobilities m_k(x) = M(B_k^T x) of one density for matrices B_k (K, 3, 3).
 
@@ -307,24 +134,29 @@ class MobilitySet:
     matrices : ndarray, shape (K, 3, 3)
     gradient : bool
         Whether grad M will be asked for too (`mean_on`, `directional_integrals`).
+    radius : ndarray, shape (K,), optional
+        `spectral_norm(matrices)`, where it is known.
+    wanted : int
+        Latitudes of the grid on which `log_on` and the like will be asked for; a hint.
     """
 
-    def __init__(self, expansion: DensityExpansion, matrices: np.ndarray, gradient: bool = False):
+    def __init__(self, expansion: DensityExpansion, matrices: np.ndarray, gradient=False, radius=None, wanted=0):
         self.expansion, self.matrices = expansion, matrices
-        self.radius = spectral_norm(matrices)
+        self.radius = spectral_norm(matrices) if radius is None else radius
         floor = math.log(expansion.tolerance) - self.radius * np.linalg.norm(
             expansion.mean
         )  # Jensen: M(xi) >= exp(xi . mean)
         self.degree = np.array([expansion_degree(*pair) for pair in zip(self.radius, floor, strict=True)])
         self._pointwise: dict[int, tuple[np.ndarray, np.ndarray]] = {}
         nlat = expansion.grid.nlat
-        within = np.array([expansion_degree(r, NEGLIGIBLE) < nlat for r in self.radius])
-        expandable = (4 * (self.degree + 3) <= 3 * nlat) | within
+        expandable = 4 * (self.degree + 3) <= 3 * nlat
+        for k in np.flatnonzero(~expandable):
+            expandable[k] = expansion_degree(self.radius[k], NEGLIGIBLE) < nlat
         self.groups, refused = [], [np.flatnonzero(~expandable)]
         bucket = -(-self.degree // DEGREE_BUCKET)
         for number in np.unique(bucket[expandable]):
             index = np.flatnonzero(expandable & (bucket == number))
-            group = ExpandedGroup(expansion, index, matrices[index], self.degree[index], gradient)
+            group = ExpandedGroup(expansion, index, matrices[index], self.degree[index], gradient, wanted)
             if not group.accurate.all():
                 refused.append(index[~group.accurate])
                 group.keep(group.accurate)

@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "sphereflow"
 ROOMS = (
-    "errors grid cells faces harmonics kernel mobility heads drift transformer attention variational energy "
+    "errors grid cells faces harmonics kernel sampling mobility heads drift transformer attention variational stability energy "
     "initial transport movement stepping particles diagnostics case storage simulation layers movement_solver "
     "compare sessions runs resuming ensemble plotting report cli"
 ).split()
@@ -25,7 +25,8 @@ ONLY_IN = {
     "tomli_w": ["case"],
     "xarray": ROOMS[ROOMS.index("case") :],
     "netCDF4": ROOMS[ROOMS.index("case") :],
-    "matplotlib": ["plotting"],
+    "matplotlib": ["plotting", "report"],
+    "jinja2": ["report"],
     "argparse": ["cli"],
     "tqdm": ["cli"],
     "shtns": ["harmonics"],

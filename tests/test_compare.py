@@ -13,8 +13,8 @@ from sphereflow.compare import compare, open_side
 from sphereflow.compare.measures import Measure, angle, coarsen, spectrum_distance, wasserstein
 from sphereflow.compare.noise import Sampler
 from sphereflow.errors import CaseError
+from sphereflow.grid import gauss_grid
 from sphereflow.initial import real_harmonic
-from sphereflow.mobility import gauss_grid
 from sphereflow.runs import build_solver
 from sphereflow.simulation import run_to_end
 

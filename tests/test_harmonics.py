@@ -10,13 +10,16 @@ from scipy.special import sph_harm_y
 from sphereflow.errors import BackendError
 from sphereflow.grid import GaussGrid
 from sphereflow.harmonics import (
+    PRODUCT_PAIRS,
     available_backends,
     base,
     degrees_and_orders,
     ducc0_backend,
     get_transform,
     inner_product,
+    pair_moments,
     shtns_backend,
+    times_coordinates,
 )
 
 GRID = GaussGrid(32)
@@ -237,3 +240,18 @@ def test_degrees_beyond_the_grid_are_refused(lmax):
 def test_transforms_are_built_once():
     assert get_transform(16, 8, "ducc0") is get_transform(16, 8, "ducc0")
     assert available_backends()["ducc0"]
+
+
+def test_multiplication_by_the_coordinates_is_exact():
+    """(x_a f)_lm from the coefficients of f against the analysis of the product on a grid that resolves it."""
+    rng = np.random.default_rng(4)
+    transform = get_transform(GRID.nlat, LMAX, "ducc0")
+    _, order = degrees_and_orders(LMAX)
+    f = rng.normal(size=order.size) + 1j * np.where(order > 0, rng.normal(size=order.size), 0.0)
+    values, points = transform.synthesis(f), np.moveaxis(GRID.points, -1, 0)
+    expected = get_transform(GRID.nlat, LMAX - 1, "ducc0").analysis(points * values)
+    np.testing.assert_allclose(times_coordinates(f, LMAX), expected, atol=1e-13)
+    np.testing.assert_allclose(times_coordinates(np.array([f, 2 * f]), LMAX), [expected, 2 * expected], atol=1e-13)
+    pairs = np.array([points[a] * points[b] for a, b in PRODUCT_PAIRS])
+    expected = get_transform(GRID.nlat, LMAX - 2, "ducc0").analysis(pairs * values)
+    np.testing.assert_allclose(pair_moments(f, LMAX, LMAX - 2), expected, atol=1e-13)

@@ -13,7 +13,7 @@ from hypothesis import strategies as st
 from scipy.special import ive, logsumexp, sph_harm_y, spherical_in
 
 from sphereflow.grid import GaussGrid
-from sphereflow.harmonics import degrees_and_orders
+from sphereflow.harmonics import change_degree, coordinate_moments, degrees_and_orders
 from sphereflow.kernel import (
     LARGEST_RADIUS,
     direct_sum,
@@ -24,7 +24,8 @@ from sphereflow.kernel import (
     log_mobility,
     narrow_kernel,
 )
-from sphereflow.mobility import DensityExpansion, MobilitySet, change_degree, sampling_grid
+from sphereflow.mobility import DensityExpansion, MobilitySet
+from sphereflow.sampling import sampling_grid
 
 GRID = GaussGrid(64)
 COARSE = GaussGrid(16)
@@ -412,14 +413,27 @@ def test_values_at_northern_nodes_and_antipodes_fill_the_sampling_grid():
 
 
 def test_moments_of_the_low_degrees_are_those_of_the_whole_density():
-    """(y_i rho)_lm needs rho to degree l + 1 and a quadrature without aliasing: for any density."""
-    e = DensityExpansion(GRID, np.random.default_rng(1).uniform(size=GRID.shape), TOLERANCE)
-    group = MobilitySet(e, np.eye(3)[None]).groups[0]
-    degree = group.sampling.degree
-    for i in range(3):
-        got = group.analysis(group.sampling.grid.points[..., i] * group.low_pass)
-        expected = e.transform(64, 63).analysis(GRID.points[..., i] * e.density)
-        np.testing.assert_allclose(got, change_degree(expected, 63, degree), atol=1e-14)
+    """(y_i rho)_lm needs rho to degree l + 1 and nothing beyond: for any density."""
+    e, degree = DensityExpansion(GRID, np.random.default_rng(1).uniform(size=GRID.shape), TOLERANCE), 20
+    got = coordinate_moments(e.coefficients(degree + 1), degree + 1, degree)
+    for i, factor in enumerate((1.0, *np.moveaxis(GRID.points, -1, 0))):
+        expected = e.transform(64, 63).analysis(factor * e.density)
+        np.testing.assert_allclose(got[i], change_degree(expected, 63, degree), atol=1e-14)
+
+
+def test_sampling_on_the_wanted_grid_saves_the_transforms_and_changes_nothing():
+    e, heads = expansion_of(7.0), np.stack(list(matrices_of_norm(3.0).values()))
+    direction = np.random.default_rng(3).normal(size=heads.shape)
+    own = MobilitySet(e, heads, gradient=True)
+    (few,) = (group.sampling.nlat for group in own.groups)
+    there = MobilitySet(e, heads, gradient=True, wanted=few + 2)
+    assert [group.sampling.nlat for group in there.groups] == [few + 2]
+    np.testing.assert_allclose(there.log_on(few + 2), own.log_on(few + 2), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(there.log_on(few + 12), own.log_on(few + 12), rtol=0, atol=1e-9)
+    np.testing.assert_allclose(there.directional_integrals(direction), own.directional_integrals(direction), rtol=1e-9)
+    np.testing.assert_allclose(there.squared_overlap_integrals(), own.squared_overlap_integrals(), rtol=1e-9)
+    elsewhere = MobilitySet(e, heads, wanted=200)
+    assert elsewhere.groups[0].sampling.nlat == few, "much finer than needed: not sampled there"
 
 
 def test_change_of_degree_pads_and_cuts():

@@ -16,7 +16,7 @@ This is the only room that uses pydantic. It reads no arrays: of an input file i
 makes sure that the file exists.
 """
 
-from sphereflow.case.reading import load_case, parse_case
+from sphereflow.case.reading import listed_values, load_case, parse_case, setting
 from sphereflow.case.tables import Case
 
-__all__ = ["Case", "load_case", "parse_case"]
+__all__ = ["Case", "listed_values", "load_case", "parse_case", "setting"]

@@ -20,7 +20,7 @@ from sphereflow.case.tables import (
     Case,
     variants,
 )
-from sphereflow.case.wording import keys_of, nearest, one_of, problem_of, show, show_path
+from sphereflow.case.wording import keys_of, nearest, one_of, problem_of, show, show_path, toml_value
 from sphereflow.errors import CaseError
 
 
@@ -159,6 +159,61 @@ def _override_value(text):
         return text
     # more than one key: the text had line breaks and is no single value
     return _normalised(parsed["value"]) if len(parsed) == 1 else text
+
+
+def setting(key, value):
+    """Return the override that gives a key a value, such as ``heads.seed=[0, 3]``; `parse_case` reads it back.
+
+    Parameters
+    ----------
+    key : str
+        Like ``"grid.nlat"``.
+    value : object
+        A value as TOML knows it, lists may be tuples.
+
+    Returns
+    -------
+    str
+    """
+    return f"{key}={toml_value(value)}"
+
+
+def listed_values(text):
+    """Return the values of a list without brackets, such as ``1,2,5`` or ``descend,ascend``.
+
+    Commas inside of brackets or quotes do not separate; each value is read like that of an override.
+
+    Parameters
+    ----------
+    text : str
+
+    Returns
+    -------
+    tuple
+
+    Raises
+    ------
+    ValueError
+        If a value is empty or not valid TOML.
+    """
+    pieces, depth, quote = [""], 0, ""
+    for letter in text:
+        if quote:
+            quote = "" if letter == quote else quote
+        elif letter in "\"'":
+            quote = letter
+        else:
+            depth += (letter in "[{") - (letter in "]}")
+        if letter == "," and depth == 0 and not quote:
+            pieces.append("")
+        else:
+            pieces[-1] += letter
+    if not all(piece.strip() for piece in pieces):
+        raise ValueError("a value is missing; must be value,value,...")
+    try:
+        return tuple(_override_value(piece) for piece in pieces)
+    except ValueError as error:
+        raise ValueError(f"{text.strip()} is not valid TOML: {error}; must be value,value,...") from None
 
 
 # -------------------------------------------------------------------------------------------------------- validation

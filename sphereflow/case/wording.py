@@ -25,19 +25,20 @@ def show(value):
     -------
     str
     """
-    text = _toml_like(value)
+    text = toml_value(value)
     return text if len(text) <= _LONGEST_VALUE else text[: _LONGEST_VALUE - 4] + " ..."
 
 
-def _toml_like(value):
+def toml_value(value):
+    """Return a value as TOML has it, in one line and whole; `show` shortens it."""
     if isinstance(value, bool):
         return str(value).lower()
     if isinstance(value, str):
         return json.dumps(value, ensure_ascii=False)
     if isinstance(value, list | tuple):
-        return "[" + ", ".join(_toml_like(item) for item in value) + "]"
+        return "[" + ", ".join(toml_value(item) for item in value) + "]"
     if isinstance(value, dict):
-        return "{" + ", ".join(f"{key} = {_toml_like(item)}" for key, item in value.items()) + "}"
+        return "{" + ", ".join(f"{key} = {toml_value(item)}" for key, item in value.items()) + "}"
     if isinstance(value, int) and value.bit_length() > 1000:  # longer than Python may print
         return "an integer with more than 300 digits"
     return str(value)

@@ -14,7 +14,7 @@ from sphereflow.errors import RunInterrupted, SphereflowError
 
 INTERRUPTED = 130
 # The modules with the commands, in the order in which `sphereflow --help` shows them.
-GROUPS = ("running", "inspecting")
+GROUPS = ("running", "ensembles", "inspecting", "pictures", "reports")
 
 
 def main(arguments=None) -> int:

@@ -15,7 +15,7 @@ import numpy as np
 from scipy.spatial import KDTree
 from scipy.spatial.distance import cdist
 
-from sphereflow.harmonics import degrees_and_orders, point_coefficients
+from sphereflow.harmonics import degree_power, point_coefficients
 from sphereflow.particles import TokenMeasure
 
 SITES = 600  # points of a coarsened measure: a linear programme of about 0.1 s
@@ -71,9 +71,7 @@ class Coarse:
 
 def spectrum_distance(a: Measure, b: Measure) -> np.ndarray:
     """Distance in each degree l = 1 ... SPECTRUM_DEGREE, (sum_m |a_lm - b_lm|^2)^(1/2) over all orders m."""
-    degree, order = degrees_and_orders(SPECTRUM_DEGREE)
-    square = np.where(order == 0, 1.0, 2.0) * np.abs(a.coefficients - b.coefficients) ** 2
-    return np.sqrt(np.bincount(degree, square)[1:])
+    return np.sqrt(degree_power(a.coefficients - b.coefficients, SPECTRUM_DEGREE)[1:])
 
 
 def coarsen(measure: Measure, sites: int = SITES) -> Coarse:

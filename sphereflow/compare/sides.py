@@ -1,7 +1,6 @@
 """One side of a comparison: a density run, a particle run, an imported file or the raw data of others."""
 
 import json
-import tomllib
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -18,9 +17,9 @@ from sphereflow.grid import GaussGrid
 from sphereflow.heads import WeightPath
 from sphereflow.storage import open_run, read_weight_path
 from sphereflow.storage.arrays import read_arrays
-from sphereflow.storage.importers import read_foreign
+from sphereflow.storage.importers import FOREIGN, read_foreign
+from sphereflow.storage.reader import case_tables
 
-FOREIGN = (".pt", ".npz", ".csv")
 SCALARS = ("energy", "dissipation", "metric_speed_squared")
 SAME_TIME = 1e-9  # relative
 SAME_WEIGHTS = 1e-8  # relative to the largest entry
@@ -88,10 +87,19 @@ class Side:
     def measure(self, k: int) -> Measure:
         """The state of record k."""
         if self.what == "density":
-            return self._density_measure(np.asarray(self._states[k], dtype=float))
+            return self._density_measure(self.density(k))
         positions, weights = self._states
         present = weights > 0
         return Measure(np.asarray(positions[k], dtype=float)[present], weights[present])
+
+    def density(self, k: int) -> np.ndarray:
+        """The density of record k in the cells of its grid, shape (nlat, nlon); for a side whose `what` is "density"."""
+        return np.asarray(self._states[k], dtype=float)
+
+    @property
+    def cell_area(self) -> np.ndarray:
+        """Areas of the cells of the density's grid, shape (nlat,)."""
+        return GaussGrid(self.density(0).shape[0]).cell_area
 
     def _density_measure(self, density):
         grid = GaussGrid(density.shape[0])
@@ -130,7 +138,7 @@ def _foreign_side(path):
 
 def _run_side(path):
     run = open_run(path)
-    case = _tables(run)
+    case = case_tables(run)
     solver = case.get("solver", {})
     states, what = None, "series"
     if "position" in run:
@@ -170,13 +178,6 @@ class _Lazy:
 
     def __getitem__(self, index):
         return self._variable[index].values
-
-
-def _tables(run):
-    try:
-        return tomllib.loads(run.attrs.get("sphereflow_case", ""))
-    except tomllib.TOMLDecodeError:
-        return {}
 
 
 def common_times(a: Side, b: Side) -> tuple[np.ndarray, np.ndarray]:

@@ -10,20 +10,32 @@ Conventions, for both libraries and everywhere in sphereflow:
 * gradients are (d/dtheta, 1/sin(theta) d/dphi): components along south and east.
 """
 
-from sphereflow.harmonics.base import (
-    HarmonicTransform,
-    available_backends,
+from sphereflow.harmonics.base import HarmonicTransform, available_backends, get_transform
+from sphereflow.harmonics.coefficients import (
+    PRODUCT_PAIRS,
+    change_degree,
+    coefficient_index,
+    coordinate_moments,
+    degree_power,
     degrees_and_orders,
-    get_transform,
     inner_product,
+    pair_moments,
+    times_coordinates,
 )
 from sphereflow.harmonics.ducc0_backend import point_coefficients
 
 __all__ = [
+    "PRODUCT_PAIRS",
     "HarmonicTransform",
     "available_backends",
+    "change_degree",
+    "coefficient_index",
+    "coordinate_moments",
+    "degree_power",
     "degrees_and_orders",
     "get_transform",
     "inner_product",
+    "pair_moments",
     "point_coefficients",
+    "times_coordinates",
 ]

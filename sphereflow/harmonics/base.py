@@ -7,6 +7,7 @@ from typing import Protocol
 import numpy as np
 
 from sphereflow.errors import BackendError
+from sphereflow.harmonics.coefficients import degrees_and_orders
 
 BACKENDS = ("shtns", "ducc0")
 SELF_TEST_TOLERANCE = 1e-11
@@ -31,36 +32,6 @@ class HarmonicTransform(Protocol):
 
     def gradient(self, coefficients: np.ndarray) -> np.ndarray:
         """Surface gradients (..., 2, nlat, nlon) of coefficients (..., nlm); components to the south and east."""
-
-
-@lru_cache(maxsize=64)
-def degrees_and_orders(lmax: int) -> tuple[np.ndarray, np.ndarray]:
-    """Degree l and order m of every stored coefficient.
-
-    Parameters
-    ----------
-    lmax : int
-        Largest degree.
-
-    Returns
-    -------
-    degree, order : ndarray of int, shape (nlm,)
-    """
-    order = np.repeat(np.arange(lmax + 1), np.arange(lmax + 1, 0, -1))
-    degree = np.concatenate([np.arange(m, lmax + 1) for m in range(lmax + 1)])
-    for array in (degree, order):
-        array.flags.writeable = False
-    return degree, order
-
-
-def inner_product(a: np.ndarray, b: np.ndarray, lmax: int) -> np.ndarray:
-    """int f g of two real fields from their coefficients (Parseval), over the last axis.
-
-    sum_l a_l0 b_l0 + 2 Re sum_{m>0} a_lm conj(b_lm).
-    """
-    zonal = np.sum(a[..., : lmax + 1].real * b[..., : lmax + 1].real, axis=-1)
-    rest = a[..., lmax + 1 :], b[..., lmax + 1 :]
-    return zonal + 2 * np.sum(rest[0].real * rest[1].real + rest[0].imag * rest[1].imag, axis=-1)
 
 
 def available_backends() -> dict[str, bool]:

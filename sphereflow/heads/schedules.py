@@ -27,7 +27,7 @@ each other token y, whose score is kappa_h P_x y. The head's velocity is the mea
 Random numbers
 --------------
 Every head draws from its own generators, one per named stream (initial matrices, noise, phases), seeded by
-SeedSequence((stream, head, number of seed words, *seed)). A head's weights therefore depend neither on the number of
+``SeedSequence((stream, head, number of seed words, *seed))``. A head's weights therefore depend neither on the number of
 heads nor on what other streams consume, and a longer path has the shorter one as its bit-identical prefix. The seed
 comes last and its length is hashed too because SeedSequence pads with zeros: with the seed in front, head 1 of seed 42
 would repeat head 0 of seed (42, 1).

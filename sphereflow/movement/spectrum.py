@@ -30,7 +30,7 @@ from sphereflow.errors import NumericalError
 from sphereflow.grid import GaussGrid
 from sphereflow.harmonics import degrees_and_orders, get_transform
 from sphereflow.kernel import expansion_degree
-from sphereflow.mobility import sampling_grid
+from sphereflow.sampling import sampling_grid
 
 HIGHEST_DEGREE = 64
 NEGLIGIBLE = 1e-15  # of the largest eigenvalue

@@ -16,9 +16,8 @@ from functools import cached_property
 
 import numpy as np
 
-from sphereflow.harmonics import get_transform, point_coefficients
+from sphereflow.harmonics import PRODUCT_PAIRS, coordinate_moments, pair_moments, point_coefficients
 from sphereflow.kernel import direct_sum, evaluate_expansion, expansion_degree, expansion_is_accurate
-from sphereflow.mobility import PRODUCT_PAIRS, change_degree, gauss_grid
 
 CHUNK = 2**13  # tokens handled at a time: their arrays stay in the cache
 FEW_PAIRS = 100_000  # up to so many pairs, of all matrices, the direct sum is the faster one
@@ -76,14 +75,10 @@ class TokenMeasure:
 
     def moment_coefficients(self, degree: int, second: bool = False) -> np.ndarray:
         """Coefficients up to `degree` of rho, the y_a rho and, if asked, the y_a y_b rho of PRODUCT_PAIRS."""
-        lmax = degree + (2 if second else 1)  # multiplying by y_a mixes neighbouring degrees only
-        nlat = max(degree + 3 + (degree + 3) % 2, 8)  # whose quadrature is exact up to degree + lmax + 2
+        lmax = degree + 2
         rho = self.coefficients(lmax)
-        y = np.moveaxis(gauss_grid(nlat).points, -1, 0)
-        factors = [y, np.array([y[a] * y[b] for a, b in PRODUCT_PAIRS])] if second else [y]
-        low_pass = get_transform(nlat, lmax, "ducc0").synthesis(rho)
-        moments = get_transform(nlat, degree, "ducc0").analysis(np.concatenate(factors) * low_pass)
-        return np.concatenate([change_degree(rho, lmax, degree)[None], moments])
+        moments = coordinate_moments(rho, lmax, degree)
+        return np.concatenate([moments, pair_moments(rho, lmax, degree)]) if second else moments
 
 
 class TokenMobilities:

@@ -26,6 +26,7 @@ from sphereflow.storage.arrays import read_tokens as arrays_read_tokens
 from sphereflow.storage.pickles import read_pickle
 from sphereflow.storage.writer import RunWriter
 
+FOREIGN = (".pt", ".npz", ".csv")  # suffixes of data that `read_foreign` takes
 SPHERES = ("s2", "s1", "hd")
 # Scalar series of the public code and what sphereflow calls them.
 SERIES = {
@@ -87,7 +88,7 @@ def read_foreign(path: str | Path, normalize: bool = False) -> ForeignRun:
     path = Path(path)
     require_file(path)
     try:
-        read = {".pt": _read_pt, ".npz": _read_npz, ".csv": _read_csv}[path.suffix]
+        read = dict(zip(FOREIGN, (_read_pt, _read_npz, _read_csv), strict=True))[path.suffix]
     except KeyError:
         kind = path.suffix or "a file without suffix"
         raise CaseError(f"{path}: cannot import {kind}; must be .pt, .npz or .csv") from None

@@ -187,7 +187,7 @@ def run_summary(path: str | os.PathLike) -> dict:
     """
     path = Path(path)
     with open_run(path) as run:
-        case = _case_tables(run)
+        case = case_tables(run)
         series = {name: run[name].values if name in run else np.empty(0) for name in _SERIES}
         return {
             "path": str(path),
@@ -243,10 +243,11 @@ def _number(value: np.ndarray) -> float | None:
     return float(value[0]) if value.size and np.isfinite(value[0]) else None
 
 
-def _case_tables(run: xr.Dataset) -> dict:
+def case_tables(run: xr.Dataset) -> dict:
+    """The tables of the case in a run's file; empty if it holds none, as imported data do."""
     try:
         return tomllib.loads(run.attrs["sphereflow_case"])
-    except (tomllib.TOMLDecodeError, TypeError):
+    except (KeyError, tomllib.TOMLDecodeError, TypeError):
         return {}
 
 

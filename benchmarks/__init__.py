@@ -1,0 +1,1 @@
+"""What sphereflow costs and how accurate it is, measured: `python benchmarks/run.py --help`."""

@@ -1,0 +1,121 @@
+"""The right-hand side of the density equation: its parts, its transforms, and a whole step against a step of tokens."""
+
+import numpy as np
+
+from benchmarks.harness import Report, Settings, Table, interleaved, milliseconds
+from benchmarks.problems import Stage, octahedron
+from benchmarks.tokens import euler, normalised, rk4
+from sphereflow import energy
+from sphereflow.attention import VELOCITY_MODELS
+
+HEADS = {1: 0.15, 10: 0.5}  # largest share of the nonlocal part, by the number of heads
+
+
+def nonlocal_share(settings: Settings) -> Report:
+    """Share of the nonlocal part (density to potential at the nodes) in one right-hand side."""
+    report, nlat = Report(), settings.pick(128, 32)
+    rows = []
+    for count, target in HEADS.items():
+        stage = Stage(nlat, count)
+        parts = {
+            "potential": stage.potential,
+            "with face velocities": stage.face_velocity,
+            "transport": stage.transport,
+            "whole": stage.whole,
+        }
+        times = interleaved(parts, settings.pick(40, 2))
+        report.figures.append(
+            times.figure(
+                f"right-hand side: nonlocal share, {count} heads, {nlat} x {2 * nlat}", "potential", "whole", "smaller",
+                "density to potential at the nodes / whole right-hand side with its Euler stage (a share)", target=target,
+            )  # fmt: skip
+        )
+        share = times.quotient("potential", "whole")[0]
+        rows.append([str(count), *(milliseconds(times.of(name)) for name in parts), f"{100 * share:.0f} %"])
+    report.tables.append(
+        Table(f"One right-hand side, {nlat} x {2 * nlat}", ["heads", *parts, "share of the potential"], rows)
+    )
+    return report
+
+
+def ledger_share(settings: Settings) -> Report:
+    """What the energy ledger adds to a right-hand side with ten moving heads."""
+    nlat = settings.pick(64, 16)
+    solver = octahedron(grid__nlat=nlat, **({"initial__kappa": 20} if settings.quick else {}))
+    dt, heads = solver.transport.step_bound(*solver.fields.face_velocity, 0.3), solver.heads_at(0.0, None)
+
+    def bare():
+        change = solver.transport.tendency(solver.density, *solver.operator(solver.density, heads).face_velocity, dt)
+        return solver.transport.reconcile(solver.density + dt * change)
+
+    def books():
+        return energy.metric_speed_squared(solver.operator(solver.density, heads))
+
+    times = interleaved(
+        {"bare": bare, "with rates": lambda: solver._rates(solver.operator(solver.density, heads), dt), "speed": books},
+        settings.pick(30, 2),
+    )
+    figure = times.figure(
+        f"right-hand side: with the ledger / without, {nlat} x {2 * nlat}", "with rates", "bare", "smaller",
+        "right-hand side with work and dissipation / without, ten moving heads",
+    )  # fmt: skip
+    return Report([figure])
+
+
+def transform_libraries(settings: Settings) -> Report:
+    """A whole step with ducc0 / with shtns, and with each velocity model."""
+    from sphereflow.harmonics import available_backends
+
+    report, rows = Report(), []
+    backends = [name for name, present in available_backends().items() if present]
+    for nlat in settings.pick((64, 128), (32,)):
+        solvers = {name: octahedron(grid__nlat=nlat, model__backend=f"'{name}'") for name in backends}
+        times = interleaved({name: lambda s=s: s.advance(20.0) for name, s in solvers.items()}, settings.pick(25, 2), sample=0)
+        if len(backends) == 2:
+            report.figures.append(
+                times.figure(
+                    f"step: ducc0 / shtns, {nlat} x {2 * nlat}", "ducc0", "shtns", "larger",
+                    "a whole step, ten moving heads, by the one transform library / by the other",
+                )  # fmt: skip
+            )
+        for name in backends:
+            models = [Stage(nlat, 10, backend=name, velocity=model).face_velocity for model in VELOCITY_MODELS]
+            parts = interleaved(dict(zip(VELOCITY_MODELS, models, strict=True)), settings.pick(10, 2))
+            cells = [milliseconds(times.of(name)), *(milliseconds(parts.of(model)) for model in VELOCITY_MODELS)]
+            rows.append([f"{nlat} x {2 * nlat}", name, *cells])
+    header = ["grid", "transforms", "whole step", *(f"velocity of `{model}`" for model in VELOCITY_MODELS)]
+    report.tables.append(Table("Transform libraries, ten heads", header, rows))
+    return report
+
+
+def step_against_tokens(settings: Settings) -> Report:
+    """A step of octahedron_oscillating.toml / a step of 200 tokens by the direct sum, the same ten moving heads."""
+    nlat, count = settings.pick(64, 16), settings.pick(200, 20)
+    solver = octahedron(grid__nlat=nlat, **({"initial__kappa": 20} if settings.quick else {}))
+    x = normalised(np.random.default_rng(0).standard_normal((count, 3)))
+
+    def logits():
+        return solver.heads_at(solver.t, None).logits
+
+    calls = {
+        "density": lambda: solver.advance(20.0),
+        "euler": lambda: euler(x, logits(), 5e-3),
+        "rk4": lambda: rk4(x, logits(), 5e-3),
+    }
+    times = interleaved(calls, settings.pick(60, 2), sample=0)
+    grid = f"{nlat} x {2 * nlat}"
+    figures = [
+        times.figure(
+            f"step: density {grid} / {count} tokens, Euler", "density", "euler", "smaller",
+            "density step with its ledger (three evaluations, third order) / Euler step of tokens by the direct sum in numpy",
+            target=1.0,
+        ),
+        times.figure(
+            f"step: density {grid} / {count} tokens, RK4", "density", "rk4", "smaller",
+            "the same / a step of RK4 (four evaluations)",
+        ),
+    ]  # fmt: skip
+    rows = [[name, milliseconds(times.of(name))] for name in calls]
+    return Report(figures, [Table(f"A step, density on {grid}, {count} tokens, ten heads", ["method", "time"], rows)])
+
+
