@@ -15,17 +15,21 @@ REQUIREMENTS = [
     "xarray>=2024.6",
     "netCDF4>=1.7.1.post1",
     "matplotlib>=3.9",
+    "pillow>=10.0",
     "ducc0>=0.35",
     "numba>=0.60",
     "pydantic>=2.7",
+    "threadpoolctl>=3.1",
     "tqdm>=4.64",
     "tomli_w>=1.0",
     "POT>=0.9.4",
     "jinja2>=3.1",
 ]
+ENSEMBLE = ["dask>=2024.12", "distributed>=2024.12"]
 EXTRAS = {
     "shtns": ["shtns>=3.7"],
-    "test": ["pytest>=8.0", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.9", "selenium>=4.20"],
+    "ensemble": ENSEMBLE,
+    "test": ["pytest>=8.0", "pytest-xdist>=3.5", "hypothesis>=6.100", "ruff>=0.9", "selenium>=4.20", *ENSEMBLE],
     "docs": ["sphinx>=8.1", "myst-parser>=4.0", "furo>=2024.8.6", "numpydoc>=1.8", "sphinx-mathjax-offline>=0.0.2"],
 }
 

@@ -128,6 +128,15 @@ class Timings:
         return Figure(name, value, better, meaning, self.clock, spread=spread, **more)
 
 
+def keep_freed_memory() -> None:
+    """Let the C library keep what is freed, for blocks up to 31 MiB.
+
+    By default glibc gives large blocks back to the system until a larger one has been freed; numpy then pays for new pages at
+    every call, and a figure would depend on what was measured before it.
+    """
+    np.empty(31 * 2**17)  # freed at once; the size above which nothing is ever kept is 32 MiB
+
+
 def interleaved(functions: dict[str, Callable], repeats: int, clock: str = "CPU", sample: float = SAMPLE) -> Timings:
     """Time functions in turn, A B C A B C ..., after a call of each that does not count (compilation, tables).
 
@@ -140,6 +149,7 @@ def interleaved(functions: dict[str, Callable], repeats: int, clock: str = "CPU"
     sample : float
         Seconds; 0 for one call a sample.
     """
+    keep_freed_memory()
     now = time.process_time if clock == "CPU" else time.perf_counter
     calls = {}
     for name, function in functions.items():

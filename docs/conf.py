@@ -17,14 +17,13 @@ version = release = __version__
 extensions = [
     "myst_parser",
     "sphinx.ext.autodoc",
-    "sphinx.ext.autosummary",
     "numpydoc",
     "sphinx.ext.mathjax",
     "sphinx-mathjax-offline",
 ]
 
 # Markdown: headings are link targets as on GitHub, $$ ... $$ (name) is a numbered equation.
-myst_enable_extensions = ["dollarmath", "deflist"]
+myst_enable_extensions = ["dollarmath"]
 myst_dmath_double_inline = True
 myst_heading_anchors = 4
 
@@ -35,7 +34,8 @@ autodoc_typehints = "none"  # the docstrings state types, shapes and units
 autodoc_preserve_defaults = True
 default_role = "literal"  # `name` in a docstring
 add_module_names = False
-autosummary_generate = False  # the pages are few and written by hand
+
+highlight_language = "none"  # of blocks that do not name one
 
 html_theme = "furo"
 html_title = f"sphereflow {__version__}"

@@ -6,8 +6,10 @@
 
 Runs may be of densities or tokens, on any grids; of an ensemble the complete runs are taken, the first of them as reference.
 With --pairs every second run is compared with the one before it instead of the first. Writes NAME.png, NAME.pdf, NAME.csv (a
-row for each pair and time) and NAME_sizes.csv (a row for each pair: size of the perturbation and the distances, the largest over
-the times or with --at end the last ones; below them the orders fitted to them, and those of the two smallest perturbations).
+row for each pair and time) and NAME_sizes.csv (a row for each pair: size of the perturbation and the distances, the largest
+over the times or with --at end the last ones; below them the orders fitted, and those of the two smallest perturbations).
+Of coarsened densities W2 falls like the square root of a perturbation once that is small against what coarsening blurs (mass
+has to hop between fixed sites); W1 and the L1 distance do not.
 
 The panels: W2 and the bound; the mean rates log(W2(t)/W2(0))/t at which W2 grew, of the bound (the mean of C) and of the
 linearised flow (token runs of attention); differences of the energy, with the runs' own weights and with those of the
@@ -30,6 +32,7 @@ COLUMNS = (
     "weight_difference", "exponent", "observed_rate", "linear_rate", "ceiling",
 )  # fmt: skip
 DISTANCES = {  # name in the table of sizes: column, label, marker
+    "wasserstein_1": (r"$W_1$", "x"),
     "wasserstein_2": (r"$W_2$", "o"),
     "l1": (r"$\int|\rho-\rho'|$", "s"),
     "energy_difference": (r"$|\Delta E|$", "^"),

@@ -63,13 +63,13 @@ class Heads:
     concentration: np.ndarray | None = None
 
     @classmethod
-    def on_path(cls, path, t: float, interval: int | None = None) -> "Heads":
-        """The weights of a `WeightPath` at a time, seen from one smooth piece of it."""
+    def on_path(cls, path, t: float, interval: int | None = None, moving: bool = True) -> "Heads":
+        """The weights of a `WeightPath` at a time, seen from one smooth piece of it; without their rate unless `moving`."""
         return cls(
             path.logits_at(t, interval),
             path.head_weight,
             path.values_at(t, interval),
-            path.rate_at(t, interval),
+            path.rate_at(t, interval) if moving else None,
             path.concentration,
         )
 

@@ -87,10 +87,10 @@ class Ledger:
     ----------
     initial_energy : float
         E at t = 0.
-    weight_work, dissipation_integral : float
-        W and int P, by the time scheme's own weights.
-    metric_speed_integral, weight_drift, weight_ito : float
-        int G^2 and the parts of W under noise, by the trapezoidal rule over the steps.
+    weight_work, dissipation_integral, metric_speed_integral : float
+        W, int P and int G^2.
+    weight_drift, weight_ito : float
+        The parts of W under noise.
     """
 
     initial_energy: float
@@ -99,6 +99,14 @@ class Ledger:
     metric_speed_integral: float = 0.0
     weight_drift: float = 0.0
     weight_ito: float = 0.0
+
+    def add(self, dissipation, weight_work, metric_speed, weight_drift=0.0, weight_ito=0.0) -> None:
+        """Enter the integrals over one step."""
+        self.dissipation_integral += dissipation
+        self.weight_work += weight_work
+        self.metric_speed_integral += metric_speed
+        self.weight_drift += weight_drift
+        self.weight_ito += weight_ito
 
     def state(self) -> dict[str, float]:
         """The integrals by name: `Ledger(**state)` is the same ledger."""

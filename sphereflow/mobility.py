@@ -11,17 +11,18 @@ import math
 from functools import cached_property
 
 import numpy as np
-from scipy.interpolate import RectBivariateSpline
+import scipy
 from scipy.special import logsumexp
 
 from sphereflow.grid import GaussGrid, gauss_grid
 from sphereflow.harmonics import change_degree, degrees_and_orders, get_transform
 from sphereflow.kernel import direct_sum, expansion_degree, log_mobility
-from sphereflow.sampling import ExpandedGroup
+from sphereflow.sampling import ExpandedGroup, smallest_grid
 
 ANALYSIS_DEGREE = 40
 NEGLIGIBLE = math.log(1e-6)  # of M: degrees of the density that a coarse grid does not have may matter this much
 DEGREE_BUCKET = 6  # matrices whose degrees differ by less share a sampling grid
+GROUP_COST = 1500  # what a sampling grid of its own costs, in points at which one matrix's mobility could be sampled
 LARGEST_PRODUCT = 600.0  # sum of norms up to which mobilities are multiplied; exp(709) is the largest number
 LARGEST_LOG_JUMP = 5.0  # of log rho between neighbouring nodes that a spline is trusted with
 
@@ -111,7 +112,7 @@ class DensityExpansion:
         theta, lon = grid.colatitude, grid.longitude
         theta = np.concatenate([-theta[rows - 1 :: -1], theta, 2 * np.pi - theta[: -rows - 1 : -1]])
         lon = np.concatenate([lon[-rows:] - 2 * np.pi, lon, lon[:rows] + 2 * np.pi])
-        spline = RectBivariateSpline(theta, lon, values, kx=5, ky=5, s=0)
+        spline = scipy.interpolate.RectBivariateSpline(theta, lon, values, kx=5, ky=5, s=0)
 
         def evaluate(y):
             return spline.ev(np.arctan2(np.hypot(y[:, 0], y[:, 1]), y[:, 2]), np.arctan2(y[:, 1], y[:, 0]) % (2 * np.pi))
@@ -123,6 +124,22 @@ class DensityExpansion:
         """Positions (N, 3) and masses (N,) >= 0 of the nodes, for positive sums."""
         mass = (self.mass_density * self.grid.cell_area[:, None]).ravel()
         return self.grid.points.reshape(-1, 3), mass
+
+
+def _grouped(index: np.ndarray, degree: np.ndarray) -> list[np.ndarray]:
+    """Matrices that share a sampling grid: those of similar degree, and few small ones together with larger ones."""
+    bucket = -(-degree // DEGREE_BUCKET)
+    out, waiting = [], index[:0]
+    for number in np.unique(bucket[index]):
+        found = index[bucket[index] == number]
+        if waiting.size:
+            more = smallest_grid(int(degree[found].max())) ** 2 - smallest_grid(int(degree[waiting].max())) ** 2
+            if waiting.size * more <= GROUP_COST:
+                found = np.sort(np.concatenate([waiting, found]))
+            else:
+                out.append(waiting)
+        waiting = found
+    return [*out, waiting] if waiting.size else out
 
 
 class MobilitySet:
@@ -153,9 +170,7 @@ class MobilitySet:
         for k in np.flatnonzero(~expandable):
             expandable[k] = expansion_degree(self.radius[k], NEGLIGIBLE) < nlat
         self.groups, refused = [], [np.flatnonzero(~expandable)]
-        bucket = -(-self.degree // DEGREE_BUCKET)
-        for number in np.unique(bucket[expandable]):
-            index = np.flatnonzero(expandable & (bucket == number))
+        for index in _grouped(np.flatnonzero(expandable), self.degree):
             group = ExpandedGroup(expansion, index, matrices[index], self.degree[index], gradient, wanted)
             if not group.accurate.all():
                 refused.append(index[~group.accurate])

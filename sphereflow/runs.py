@@ -16,6 +16,7 @@ from pathlib import Path
 
 import numba
 import numpy as np
+from threadpoolctl import threadpool_limits
 
 from sphereflow import __version__
 from sphereflow.attention import AttentionOperator
@@ -259,7 +260,11 @@ def run(
     RunInterrupted
         After SIGINT or SIGTERM; `resume` goes on from there.
     """
-    case = _as_case(case, overrides)
+    return open_run(run_to_file(_as_case(case, overrides), output, force, threads, on_step, notify))
+
+
+def run_to_file(case: Case, output=None, force=False, threads=1, on_step=None, notify=lambda text: None) -> Path:
+    """`run` without opening the file, whose path it returns: xarray, which is slow to import, is then not needed."""
     path = Path(os.path.abspath(output if output is not None else case.output.file))
     with compiled_threads(threads), Interrupts() as interrupts:
         solver = build_solver(case, threads)
@@ -272,7 +277,7 @@ def run(
         keeper = Keeper(case, solver, writer, attributes["id"], 0, notify)
         times = record_times(case.solver.t_end, case.output.every)
         drive(case, solver, writer, variables, times, keeper, interrupts, on_step)
-    return open_run(path)
+    return path
 
 
 def _as_case(case, overrides) -> Case:
@@ -287,13 +292,18 @@ def _as_case(case, overrides) -> Case:
 
 @contextmanager
 def compiled_threads(threads: int):
-    """Let compiled loops use a number of threads; raises CaseError if it is not possible."""
+    """Let compiled loops use a number of threads; raises CaseError if it is not possible.
+
+    BLAS and LAPACK get one thread whatever their own settings say: last digits of their results depend on the number, and
+    their matrices are so small here that more threads only wait for each other.
+    """
     if threads < 1 or threads > numba.config.NUMBA_NUM_THREADS:
         raise CaseError(f"threads: {threads} is not allowed; must be from 1 to {numba.config.NUMBA_NUM_THREADS}")
     before = numba.get_num_threads()
     numba.set_num_threads(threads)
     try:
-        yield
+        with threadpool_limits(limits=1, user_api="blas"):
+            yield
     finally:
         numba.set_num_threads(before)
 

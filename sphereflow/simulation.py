@@ -15,10 +15,11 @@ from sphereflow.diagnostics import DensitySnapshot
 from sphereflow.energy import Ledger
 from sphereflow.errors import NumericalError
 from sphereflow.heads import WeightPath
-from sphereflow.stepping import StepController, arrival, ssprk3_step, steps_to
+from sphereflow.stepping import StepController, arrival, integral_over_step, ssprk3_step, steps_to
 from sphereflow.transport import Transport
 
 NEGATIVE_TOLERANCE = 1e-14  # of the largest density
+PAST_STEPS = 2  # whose rates, besides those of the step at hand, the ledger's integrals use
 
 
 @dataclass
@@ -53,15 +54,17 @@ class FiniteVolumeSolver:
     evaluations: int = 0
     _fields: AttentionFields | None = field(default=None, repr=False)
     _level_before: dict = field(default_factory=dict, repr=False)
+    _known_rates: tuple[AttentionFields, np.ndarray] | None = field(default=None, repr=False)
+    _past: list[tuple[float, np.ndarray]] = field(default_factory=list, repr=False)
 
     def __post_init__(self):
         self.density = self.transport.reconcile(np.array(self.density, dtype=float))
         if self.ledger is None:
             self.ledger = Ledger(initial_energy=energy.energy(self.fields))
 
-    def heads_at(self, t: float, interval: int | None) -> Heads:
-        """The weights at a time, seen from one smooth piece of the path."""
-        return Heads.on_path(self.path, t, interval)
+    def heads_at(self, t: float, interval: int | None, moving: bool = True) -> Heads:
+        """The weights at a time, seen from one smooth piece of the path; without their rate unless `moving`."""
+        return Heads.on_path(self.path, t, interval, moving)
 
     @property
     def fields(self) -> AttentionFields:
@@ -98,16 +101,21 @@ class FiniteVolumeSolver:
         self.evaluations += 1
         tendency = self.transport.tendency(fields.density, *fields.face_velocity, dt)
         moved = (self.transport.reconcile(fields.density + dt * tendency) - fields.density) / dt
-        return tendency, np.array([energy.weight_power(fields), energy.dissipation(fields, moved)])
+        power = self._present_rates()[0] if fields is self._fields else energy.weight_power(fields)
+        return tendency, np.array([power, energy.dissipation(fields, moved)])
 
-    def _trapezoid_rates(self) -> np.ndarray:
-        """Rates integrated by the trapezoidal rule: G^2 and, under noise, drift and Ito parts of the weights' work."""
+    def _present_rates(self) -> np.ndarray:
+        """Rates of the ledger at the present state: work of the weights, G^2 and, under noise, drift and Ito parts."""
         fields, path = self.fields, self.path
-        rates = np.zeros(3)
-        rates[0] = energy.metric_speed_squared(fields)
+        if self._known_rates is not None and self._known_rates[0] is fields:
+            return self._known_rates[1]
+        rates = np.zeros(4)
+        rates[0] = energy.weight_power(fields)
+        rates[1] = energy.metric_speed_squared(fields)
         if path.noise_var > 0:
-            rates[1] = energy.drift_power(fields, path.drift_at(self.t, self._interval))
-            rates[2] = energy.ito_power(fields, path.noise_var)
+            rates[2] = energy.drift_power(fields, path.drift_at(self.t, self._interval))
+            rates[3] = energy.ito_power(fields, path.noise_var)
+        self._known_rates = fields, rates
         return rates
 
     def advance(self, target: float) -> None:
@@ -120,31 +128,34 @@ class FiniteVolumeSolver:
         """
         with np.errstate(over="ignore", invalid="ignore"):
             target = self.path.smooth_until(self.t, target)
-            interval, before = self._interval, self._trapezoid_rates()
+            interval, before = self._interval, self._present_rates()
             while True:
                 dt = steps_to(self.t, target, self.controller.choose(self._step_bound, self.t, self.step))
-                result = self._try_step(dt, interval)
+                end = arrival(self.t, dt, target)
+                same_piece = self.path.piece_at(end) == interval
+                staged = len(self._past) < PAST_STEPS or not same_piece
+                result = self._try_step(dt, interval, staged)
                 area = self.operator.grid.cell_area
                 moved = 0.5 * np.abs(result.state - self.density).sum(axis=1) @ area
                 error = 0.5 * np.abs(result.error).sum(axis=1) @ area
                 if self.controller.accept(moved, error, dt) or not math.isfinite(moved):
                     break
-            self.density, self.dt, self.step = result.state, dt, self.step + 1
-            self.t = arrival(self.t, dt, target)
+            self.density, self.t, self.dt, self.step = result.state, end, dt, self.step + 1
             self._fields = None
             self._check(self.density)
-            ledger = self.ledger
-            ledger.weight_work += result.integrals[0]
-            ledger.dissipation_integral += result.integrals[1]
-            speed, drift, ito = 0.5 * dt * (before + self._trapezoid_rates())
-            ledger.metric_speed_integral += speed
-            ledger.weight_drift += drift
-            ledger.weight_ito += ito
+            lengths, rates = zip(*self._past, (dt, before), strict=True)
+            integrals = integral_over_step(lengths, [*rates, self._present_rates()])
+            if staged:
+                integrals[0] = result.integrals[0]
+            self._past = [*self._past, (dt, before)][-PAST_STEPS:] if same_piece else []
+            self.ledger.add(result.integrals[1], *integrals)
 
-    def _try_step(self, dt: float, interval: int | None):
+    def _try_step(self, dt: float, interval: int | None, staged: bool):
+        """A step; with `staged` the work of the weights is integrated along with its stages."""
+
         def rhs(density, t):
             self._check(density)
-            return self._rates(self.operator(density, self.heads_at(t, interval)), dt)
+            return self._rates(self.operator(density, self.heads_at(t, interval, staged)), dt)
 
         return ssprk3_step(
             self.density, self.t, dt, rhs, self.transport.reconcile, first=self._rates(self.fields, dt)
@@ -175,6 +186,8 @@ class FiniteVolumeSolver:
             "evaluations": self.evaluations,
             "ledger": self.ledger.state(),
             "controller": self.controller.state(),
+            "piece": self._interval,
+            "past_steps": np.array([[length, *rates] for length, rates in self._past]).reshape(-1, 5),
             **self.operator.level_state(self._fields, self._level_before),
         }
 
@@ -185,7 +198,10 @@ class FiniteVolumeSolver:
         self.evaluations = state["evaluations"]
         self.ledger = Ledger(**state["ledger"])
         self.controller.restore(state["controller"])
-        self._fields = None
+        # in a run that is extended another piece of the path may begin where the old path ended
+        past = state["past_steps"] if state["piece"] == self._interval else ()
+        self._past = [(float(row[0]), np.array(row[1:])) for row in past]
+        self._fields = self._known_rates = None
         self.operator.restore_level(state, lambda: self.fields)
 
     def snapshot(self) -> DensitySnapshot:

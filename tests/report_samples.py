@@ -67,14 +67,16 @@ def write_token_run(path, records=11, count=40, dimension=3, with_position=True,
     scatter = 0.2 * rng.standard_normal((count, dimension))
     scatter[0] = 0.0
     weight = np.where(np.arange(count) % 2 == 0, 1.0, 3.0)
-    variables = (*((POSITION,) if with_position else ()), PARTICLE_WEIGHT, *(v for v in SCALARS if v.name in ("mass", "energy", "step")))
-    sizes = {"particle": count, "xyz": dimension}
-    with _create(path, variables, attributes, dimensions=sizes, coordinates={"particle_weight": weight / weight.sum()}) as writer:
+    names = ("mass", "energy", "step")
+    position = (POSITION,) if with_position else ()
+    variables = (*position, PARTICLE_WEIGHT, *(v for v in SCALARS if v.name in names))
+    more = {"dimensions": {"particle": count, "xyz": dimension}, "coordinates": {"particle_weight": weight / weight.sum()}}
+    with _create(path, variables, attributes, **more) as writer:
         for k in range(records):
             angle = np.radians(centre_of(k * spacing, 11))
             position = scatter + np.pad([np.cos(angle), np.sin(angle)], (0, dimension - 2))
             position /= np.linalg.norm(position, axis=1, keepdims=True)
-            scalars = {name: _values(k, records)[name] for name in ("mass", "energy", "step")}
+            scalars = {name: _values(k, records)[name] for name in names}
             writer.append({"t": k * spacing, **({"position": position} if with_position else {}), **scalars})
         writer.set_status("complete")
     return path

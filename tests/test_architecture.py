@@ -27,12 +27,16 @@ ONLY_IN = {
     "netCDF4": ROOMS[ROOMS.index("case") :],
     "matplotlib": ["plotting", "report"],
     "jinja2": ["report"],
+    "PIL": ["plotting"],
     "argparse": ["cli"],
     "tqdm": ["cli"],
+    "dask": ["ensemble"],
+    "distributed": ["ensemble"],
+    "threadpoolctl": ["runs"],
     "shtns": ["harmonics"],
     "ducc0": ["harmonics"],
 }
-DISTRIBUTION = {"ot": "POT", "pydantic_core": "pydantic"}  # of a module, where the names differ
+DISTRIBUTION = {"ot": "POT", "PIL": "pillow", "pydantic_core": "pydantic"}  # of a module, where the names differ
 OF_THE_COMMAND_LINE = {"print", "input", "exit", "quit", "breakpoint"}
 
 SOURCES = sorted(PACKAGE.rglob("*.py"))

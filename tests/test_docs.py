@@ -57,7 +57,7 @@ def test_examples_of_reading_a_run_work(page, folder_with_run, monkeypatch):
     plt = pytest.importorskip("matplotlib.pyplot")
     plt.switch_backend("Agg")
     monkeypatch.chdir(folder_with_run)
-    (example,) = examples(page, "python")
+    example = examples(page, "python")[0]
     names = {}
     exec(compile(example, page, "exec"), names)
     assert names["run"].attrs["sphereflow_status"] == "complete"

@@ -142,7 +142,7 @@ def test_curves_hold_the_runs_values_and_gaps(tmp_path):
     panels = {panel["title"]: {curve["label"]: curve["values"] for curve in panel["curves"]} for panel in curves["panels"]}
     assert not notes and curves["t"] == list(range(11))
     assert np.allclose(panels["Energy ledger"]["E(t) − E(0)"], energy - energy[0], rtol=1e-6)
-    rates = panels["Rates of the flow"]["P"]
+    rates = panels["Rates of the flow"]["dissipation P"]
     assert [v is None for v in rates] == (dissipation <= 0).tolist() and None in rates
     eigenvalues = panels["Eigenvalues of the logit matrices, real parts"]
     assert eigenvalues["largest of all heads"] == [2.0] * 11 and eigenvalues["smallest"] == [0.0, *(-k for k in range(1, 11))]
@@ -201,7 +201,8 @@ def test_stored_density_is_that_of_the_run(tmp_path):
 
 def test_text_of_files_is_escaped(tmp_path):
     evil = "</title></script><script>alert('x')</script><img src=x onerror=alert(1)> & \"q\""
-    path = samples.write_density_run(tmp_path / "a.nc", 8, 2, title=evil, summary=evil, sphereflow_case=evil, history=evil, note=evil)
+    names = ("title", "summary", "sphereflow_case", "history", "note")
+    path = samples.write_density_run(tmp_path / "a.nc", 8, 2, **dict.fromkeys(names, evil))
     text = write_report(path).path.read_text(encoding="utf-8")
     assert "<script>alert" not in text and "<img" not in text
     assert text.count(html.escape("<script>alert(")) >= 5

@@ -7,7 +7,7 @@ import pytest
 from builders import fitted_order
 
 from sphereflow.errors import NumericalError
-from sphereflow.stepping import StepController, arrival, ssprk3_step, steps_to
+from sphereflow.stepping import StepController, arrival, integral_over_step, ssprk3_step, steps_to
 
 
 def integrate(dt, t_end=1.0):
@@ -101,3 +101,21 @@ def test_fixed_step_is_obeyed_or_refused():
 def test_vanishing_step_is_reported():
     with pytest.raises(NumericalError, match="error_tolerance"):
         StepController().choose(lambda cfl: 1e-12, 0.0, 3)
+
+
+@pytest.mark.parametrize("steps", [1, 2, 3])
+def test_integrals_over_steps_from_rates_at_their_ends(steps):
+    """Exact for polynomials of as many degrees as there are steps, and of one order more, whatever the steps' lengths."""
+    coefficients = np.array([1.0, 2.0, -3.0, 4.0])[: steps + 1]
+    ends = np.array([0.1, 0.2, 0.5, 0.6])[-steps - 1 :]
+    got = integral_over_step(np.diff(ends), [np.polynomial.Polynomial(coefficients)(t) for t in ends])
+    primitive = np.polynomial.Polynomial(coefficients).integ()
+    assert got == pytest.approx(primitive(0.6) - primitive(0.5), rel=1e-13)
+    errors, counts = [], np.array([20, 40, 80, 160])
+    for count in counts:
+        t = np.linspace(0, 1, count + 1) ** 1.3
+        parts = [
+            integral_over_step(np.diff(t[k - steps : k + 1]), np.cos(3 * t[k - steps : k + 1])) for k in range(steps, count + 1)
+        ]
+        errors.append(abs(sum(parts) - (np.sin(3) - np.sin(3 * t[steps - 1])) / 3))
+    assert fitted_order(counts, errors) == pytest.approx(steps + 1, abs=0.15)

@@ -37,7 +37,7 @@ def add_commands(commands):
     frames.add_argument("--every", type=float, metavar="DT", help="flow time between frames; default: every record")
     command.add_argument("--fps", type=float, default=20.0, metavar="X", help="frames per second (default 20)")
     _add_looks(command)
-    command.add_argument("--dpi", type=float, metavar="X", help="pixels per inch of 8 x 4.6 (default 75 for GIF, 120 for MP4)")
+    command.add_argument("--dpi", type=float, metavar="X", help="pixels per inch of 8 x 4.5 (default 75 for GIF, 120 for MP4)")
     command.add_argument("--force", action="store_true", help="move an existing film to NAME.bak")
     command.add_argument("--quiet", action="store_true", help="no progress bar")
 

@@ -43,14 +43,12 @@ def _add_running(command):
 
 def _run(options):
     from sphereflow.case import load_case
-    from sphereflow.runs import run
+    from sphereflow.runs import run_to_file
 
     case = load_case(options.case, options.overrides)
     path = options.output if options.output is not None else case.output.file
     with _Progress(case.solver.t_end, options.quiet) as progress:
-        run(
-            case, path, force=options.force, threads=options.threads, on_step=progress, notify=tell,
-        ).close()  # fmt: skip
+        run_to_file(case, path, options.force, options.threads, progress, tell)
     _print_end(path, options.strict)
 
 

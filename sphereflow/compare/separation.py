@@ -43,6 +43,9 @@ class Separation:
         The same with the weights of the first run in both.
     weight_difference : ndarray
         sum_h w_h |A_h - A'_h|_F.
+    weight_size : float
+        Size of the perturbation of the weights: the mean of that over the time compared (trapezoidal rule over the nodes of
+        both weight paths).
     exponent : ndarray
         Gamma(t), the integral of the growth rate C that the weights allow.
     linear_rate : ndarray
@@ -64,6 +67,7 @@ class Separation:
     energy_difference: np.ndarray
     fixed_energy_difference: np.ndarray
     weight_difference: np.ndarray
+    weight_size: float
     exponent: np.ndarray
     linear_rate: np.ndarray
     ceiling: np.ndarray
@@ -73,13 +77,6 @@ class Separation:
     def input_size(self) -> float:
         """Size of the perturbation of the initial data: W_2 at the first time."""
         return float(self.wasserstein_2[0])
-
-    @property
-    def weight_size(self) -> float:
-        """Size of the perturbation of the weights: the mean of `weight_difference` over the times (trapezoidal rule)."""
-        if self.t.size == 1:
-            return float(self.weight_difference[0])
-        return float(np.trapezoid(self.weight_difference, self.t) / (self.t[-1] - self.t[0]))
 
     @property
     def observed_rate(self) -> np.ndarray:
@@ -132,7 +129,7 @@ def _separated(a: Side, b: Side, records) -> Separation:
         bound_1=bound[:, 0], bound_2=bound[:, 1], l1=_l1(a, b, records),
         energy_difference=_energies(a, b, records),
         fixed_energy_difference=_fixed_energies(a, b, records, notes),
-        weight_difference=_weight_difference(a, b, t), exponent=exponent,
+        weight_difference=_weight_difference(a, b, t), weight_size=_weight_size(a, b, t), exponent=exponent,
         linear_rate=_linear_rate(a, records, exponent), ceiling=ceiling, notes=notes,
     )  # fmt: skip
 
@@ -176,11 +173,21 @@ def _fixed_energies(a, b, records, notes):
 
 
 def _weight_difference(a, b, t):
-    """sum_h w_h |A_h - A'_h|_F, with the w_h of the first run."""
+    """sum_h w_h |A_h - A'_h|_F, with the w_h of the first run, at some times."""
     if a.path is None or b.path is None or a.path.logits.shape[1:] != b.path.logits.shape[1:]:
         return np.full(t.size, np.nan)
     apart = np.stack([a.path.logits_at(s) - b.path.logits_at(s) for s in t])
     return np.linalg.norm(apart, axis=(-2, -1)) @ a.path.head_weight
+
+
+def _weight_size(a, b, t):
+    """Mean over time of that difference, sampled at the nodes of the paths: records may miss a quick relaxation."""
+    if a.path is None or b.path is None:
+        return np.nan
+    nodes = np.concatenate([side.path.time for side in (a, b)])
+    nodes = np.unique(np.concatenate([t, nodes[(nodes > t[0]) & (nodes < t[-1])]]))
+    apart = _weight_difference(a, b, nodes)
+    return float(apart[0] if nodes.size == 1 else np.trapezoid(apart, nodes) / (nodes[-1] - nodes[0]))
 
 
 def _ceiling(a, b, t, start, notes):

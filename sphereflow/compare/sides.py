@@ -138,7 +138,7 @@ def _foreign_side(path):
 
 def _run_side(path):
     run = open_run(path)
-    case = case_tables(run)
+    case = case_tables(run.attrs)
     solver = case.get("solver", {})
     states, what = None, "series"
     if "position" in run:

@@ -223,6 +223,8 @@ class _Crew:
         """Take note of runs that are complete although nobody said so: the worker, the scheduler or we ended too early."""
         for index in list(indices):
             run = self.manifest.runs[index]
+            if run["status"] == "complete":
+                continue
             found = state_of_file(self.manifest.file_of(run), run["case_sha256"])
             if found and found["state"] == "complete":
                 run |= {"status": "complete", "warning": found["warning"], "error": None, "traceback": None}
@@ -313,9 +315,9 @@ class _Crew:
         """Notice workers that come and go, and a scheduler that is gone."""
         try:
             found = set(self.client.nthreads())
-        except Exception:  # whatever dask makes of a dead connection
-            raise ClusterError(self._lost()) from None
-        if self.client.status != "running":
+        except Exception:  # whatever dask makes of a connection that is dead, or slow: it decides which of the two
+            found = self.workers
+        if self.client.status != "running" or found is None:
             raise ClusterError(self._lost())
         if self.workers is not None:
             for address in sorted(self.workers - found):

@@ -1,14 +1,23 @@
-"""Transforms by ducc0 (wheels everywhere, any grid size)."""
+"""Transforms by ducc0 (wheels everywhere, any grid size), with Legendre sums by matrix products.
 
-from functools import lru_cache
+ducc0's own scalar transforms are not used: their last digits depend on where in memory ducc0's tables happen to lie, in about
+one of 1,000 calls, on grids of any size and in both directions, which breaks runs that must be resumed bit for bit. (The
+loop that makes the recurrence coefficients of one order m is compiled twice, for tables that lie apart and for tables that
+seem to overlap, and only one of the two contracts products and sums.) Its Fourier transforms and its transforms of spin 1
+have no such loop.
+
+A Legendre sum of order m is a product with the matrix of the P_lm at the northern nodes, for even and odd l - m apart:
+P_lm(pi - theta) = (-1)^(l + m) P_lm(theta). The matrices take 2 (lmax + 1)^2 nlat bytes, 34 MB for 256 latitudes and all
+degrees. Where they would take more than `LARGEST_TABLE`, beyond 600 latitudes and all degrees, ducc0's own transforms serve.
+"""
 
 import ducc0
 import numpy as np
-from scipy.special import roots_legendre, sph_legendre_p_all
-
-DENSE_BELOW = 32  # latitudes
+from scipy.special import roots_legendre
 
 POINT_ACCURACY = 1e-13  # of transforms at scattered points; ducc0 offers down to 3e-14
+LARGEST_TABLE = 2**29  # bytes
+ORDERS_AT_ONCE = 32  # whose matrices are padded to the same number of degrees
 
 
 def point_coefficients(angles: np.ndarray, weights: np.ndarray, lmax: int) -> np.ndarray:
@@ -37,18 +46,28 @@ class Ducc0Transform:
     def __init__(self, nlat: int, lmax: int, nthreads: int = 1):
         self.nlat, self.nlon, self.lmax = nlat, 2 * nlat, lmax
         self._options = dict(lmax=lmax, mmax=lmax, geometry="GL", nthreads=nthreads)
+        self._legendre = LegendreSums(nlat, lmax) if 2 * (lmax + 1) ** 2 * nlat <= LARGEST_TABLE else None
 
     def analysis(self, values: np.ndarray) -> np.ndarray:
         """Coefficients (..., nlm) of fields (..., nlat, nlon)."""
-        fields = np.ascontiguousarray(values, dtype=float).reshape(-1, 1, self.nlat, self.nlon)
-        if self.nlat < DENSE_BELOW:
-            return _dense_analysis(fields[:, 0], self.lmax).reshape(*values.shape[:-2], -1)
-        out = [ducc0.sht.analysis_2d(map=one, spin=0, **self._options)[0] for one in fields]
-        return np.array(out).reshape(*values.shape[:-2], -1)
+        fields = np.ascontiguousarray(values, dtype=float).reshape(-1, self.nlat, self.nlon)
+        if self._legendre is None:
+            out = np.array([ducc0.sht.analysis_2d(map=one[None], spin=0, **self._options)[0] for one in fields])
+        else:
+            waves = ducc0.fft.r2c(fields, axes=[2], nthreads=self._options["nthreads"])
+            out = self._legendre.analysis(waves[..., : self.lmax + 1])
+        return out.reshape(*values.shape[:-2], -1)
 
     def synthesis(self, coefficients: np.ndarray) -> np.ndarray:
         """Fields (..., nlat, nlon) of coefficients (..., nlm)."""
-        return self._synthesis(coefficients, 1, spin=0).reshape(*coefficients.shape[:-1], self.nlat, self.nlon)
+        shape = (*coefficients.shape[:-1], self.nlat, self.nlon)
+        if self._legendre is None:
+            return self._synthesis(coefficients, 1, spin=0).reshape(shape)
+        stack = np.asarray(coefficients, dtype=complex).reshape(-1, coefficients.shape[-1])
+        waves = np.zeros((len(stack), self.nlat, self.nlat + 1), complex)
+        waves[..., : self.lmax + 1] = self._legendre.synthesis(stack)
+        threads = self._options["nthreads"]
+        return ducc0.fft.c2r(waves, axes=[2], lastsize=self.nlon, forward=False, nthreads=threads).reshape(shape)
 
     def gradient(self, coefficients: np.ndarray) -> np.ndarray:
         """Surface gradients (..., 2, nlat, nlon), components to the south and east."""
@@ -63,26 +82,82 @@ class Ducc0Transform:
         return out
 
 
-@lru_cache(maxsize=32)
-def _dense_matrices(nlat: int, lmax: int) -> tuple[np.ndarray, np.ndarray]:
-    """Fourier matrix (nlon, 2 (lmax + 1)), cosines then minus sines, and weighted Legendre functions (m, l, nlat)."""
-    z, weight = roots_legendre(nlat)
-    angle = np.outer(np.arange(2 * nlat), np.arange(lmax + 1)) * (np.pi / nlat)
-    legendre = sph_legendre_p_all(lmax, lmax, np.arccos(z[::-1]))[0, :, : lmax + 1]  # (l, m, nlat)
-    weighted = legendre.transpose(1, 0, 2) * weight[::-1] * (np.pi / nlat)
-    return np.concatenate([np.cos(angle), -np.sin(angle)], axis=1), np.ascontiguousarray(weighted)
+class LegendreSums:
+    """Sums over degrees (synthesis) and over the Gauss latitudes (analysis) of orthonormal Legendre functions.
 
-
-def _dense_analysis(fields: np.ndarray, lmax: int) -> np.ndarray:
-    """Analysis of small fields (k, nlat, nlon) by matrix products, (k, nlm).
-
-    ducc0's own gives results on small grids that differ in the last digit from call to call, in about one of 1,000 calls:
-    too often for runs that must be resumed bit for bit.
+    Parameters
+    ----------
+    nlat, lmax : int
     """
-    fourier, legendre = _dense_matrices(fields.shape[1], lmax)
-    waves = (fields @ fourier).reshape(*fields.shape[:2], 2, lmax + 1).transpose(3, 1, 0, 2)  # (m, nlat, k, 2)
-    sums = legendre @ waves.reshape(lmax + 1, fields.shape[1], -1)
-    sums = sums.reshape(lmax + 1, lmax + 1, len(fields), 2)  # (m, l, k, real and imaginary part)
-    m, ell = np.nonzero(np.arange(lmax + 1) >= np.arange(lmax + 1)[:, None])
-    chosen = sums[m, ell]
-    return np.ascontiguousarray((chosen[..., 0] + 1j * chosen[..., 1]).T)
+
+    def __init__(self, nlat: int, lmax: int):
+        self.nlat, self.lmax, self.nlm = nlat, lmax, (lmax + 1) * (lmax + 2) // 2
+        self.half = (nlat + 1) // 2
+        z, weight = roots_legendre(nlat)
+        self._weight = weight[::-1][: self.half, None] * (np.pi / nlat)
+        if nlat % 2:
+            self._weight[-1] /= 2  # the equator is its own mirror image
+        starts = range(0, lmax + 1, ORDERS_AT_ONCE)
+        blocks = [(slice(m, min(m + ORDERS_AT_ONCE, lmax + 1)), parity) for m in starts for parity in (0, 1)]
+        self._blocks = [(*block, *self._places(*block)) for block in blocks]
+        self._tables = _legendre_tables(np.arccos(z[::-1][: self.half]), lmax, [block[:3] for block in self._blocks])
+
+    def _places(self, orders: slice, parity: int) -> tuple[np.ndarray, np.ndarray]:
+        """Which entries (order, degree) of a block's matrix exist, and the positions of these coefficients."""
+        m = np.arange(orders.start, orders.stop)[:, None]
+        degree = m + parity + 2 * np.arange((self.lmax - orders.start - parity) // 2 + 1)
+        exists = degree <= self.lmax
+        return exists, (m * (2 * self.lmax + 1 - m) // 2 + degree)[exists]
+
+    def analysis(self, waves: np.ndarray) -> np.ndarray:
+        """Coefficients (k, nlm) of the Fourier coefficients (k, nlat, lmax + 1) along the rings."""
+        north, south = waves[:, : self.half], waves[:, : -self.half - 1 : -1]
+        folded = [_by_order((north + south) * self._weight), _by_order((north - south) * self._weight)]
+        out = np.empty((len(waves), self.nlm), complex)
+        for (orders, parity, exists, position), table in zip(self._blocks, self._tables, strict=True):
+            out[:, position] = _product(table, folded[parity][:, orders])[:, exists]
+        return out
+
+    def synthesis(self, coefficients: np.ndarray) -> np.ndarray:
+        """Fourier coefficients (k, nlat, lmax + 1) along the rings of coefficients (k, nlm)."""
+        parts = np.empty((2, len(coefficients), self.lmax + 1, self.half), complex)
+        for (orders, parity, exists, position), table in zip(self._blocks, self._tables, strict=True):
+            padded = np.zeros((len(coefficients), *exists.shape), complex)
+            padded[:, exists] = coefficients[:, position]
+            parts[parity][:, orders] = _product(table.swapaxes(1, 2), padded)
+        even, odd = parts.swapaxes(2, 3)
+        return np.concatenate([even + odd, (even - odd)[:, self.nlat // 2 - 1 :: -1]], axis=1)
+
+
+def _by_order(waves: np.ndarray) -> np.ndarray:
+    return np.ascontiguousarray(waves.swapaxes(1, 2))
+
+
+def _product(matrices: np.ndarray, vectors: np.ndarray) -> np.ndarray:
+    """Real matrices (m, a, b) times complex vectors (k, m, b), one by one: last digits do not depend on the stack's height."""
+    columns = vectors[..., None].view(float)  # real and imaginary parts, (k, m, b, 2)
+    return (matrices @ columns).view(complex)[..., 0]
+
+
+def _legendre_tables(theta: np.ndarray, lmax: int, blocks) -> list[np.ndarray]:
+    """P_lm(theta) as matrices (order, degree, node), one stack for each block (orders, parity, exists); 0 beyond lmax.
+
+    By the recurrence in l at fixed m, P_lm = a_lm (cos(theta) P_{l-1,m} - P_{l-2,m} / a_{l-1,m}) with
+    a_lm = sqrt((4 l^2 - 1) / (l^2 - m^2)), from P_mm = -sqrt((2m + 1) / 2m) sin(theta) P_{m-1,m-1}.
+    """
+    tables = [np.zeros((*exists.shape, theta.size)) for _, _, exists in blocks]
+    cos, sin, order = np.cos(theta), np.sin(theta), np.arange(lmax + 1)
+    older, newer = np.zeros((2, lmax + 1, theta.size))
+    before, diagonal = np.zeros((lmax + 1, 1)), np.full(theta.size, np.sqrt(1 / (4 * np.pi)))  # 1 / a_{l-1,m}, P_mm
+    for degree in range(lmax + 1):
+        ratio = np.sqrt((4 * degree**2 - 1) / (degree**2 - order[:degree, None] ** 2.0))
+        older[:degree] = ratio * (cos * newer[:degree] - before[:degree] * older[:degree])
+        older, newer = newer, older
+        newer[degree] = diagonal
+        before[:degree] = 1 / ratio
+        diagonal = -np.sqrt((2 * degree + 3) / (2 * degree + 2)) * sin * diagonal
+        for (orders, parity, _), table in zip(blocks, tables, strict=True):
+            mine = np.arange(orders.start, min(orders.stop, degree + 1))
+            mine = mine[(degree - mine) % 2 == parity]
+            table[mine - orders.start, (degree - mine) // 2] = newer[mine]
+    return tables

@@ -52,7 +52,8 @@ def import_shtns():
 class ShtnsTransform:
     """`HarmonicTransform` by SHTns; see `sphereflow.harmonics` for the conventions.
 
-    `polar_opt=0` keeps full accuracy near the poles (the default truncation limits the agreement with ducc0).
+    `polar_opt=0` keeps full accuracy near the poles (the default truncation limits the agreement with ducc0). `sht_quick_init`
+    chooses algorithms by the sizes alone; `sht_gauss` would time them, on a busy machine with another choice in each process.
     """
 
     name = "shtns"
@@ -62,7 +63,7 @@ class ShtnsTransform:
         self.nlat, self.nlon, self.lmax = nlat, 2 * nlat, lmax
         with _quiet_stdout():
             self._sht = shtns.sht(lmax, lmax, norm=shtns.sht_orthonormal, nthreads=1)
-            self._sht.set_grid(nlat, 2 * nlat, flags=shtns.sht_gauss | shtns.SHT_PHI_CONTIGUOUS, polar_opt=0.0)
+            self._sht.set_grid(nlat, 2 * nlat, flags=shtns.sht_quick_init | shtns.SHT_PHI_CONTIGUOUS, polar_opt=0.0)
         self.nlm = self._sht.nlm
 
     def analysis(self, values: np.ndarray) -> np.ndarray:

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from numbers import Integral
 
 import numpy as np
-from scipy.stats import uniform_direction, vonmises_fisher
+import scipy  # which loads scipy.stats, slow to import, when a name of it is first used
 
 from sphereflow.cells import node_values
 from sphereflow.errors import CaseError
@@ -73,7 +73,7 @@ def initial_tokens(
         return check_tokens(positions, weights, spec.file, spec.normalize, dimension)
     generator = token_generator(seed)
     if spec.kind == "uniform":
-        positions = uniform_direction(dimension).rvs(count, random_state=generator).reshape(count, dimension)
+        positions = scipy.stats.uniform_direction(dimension).rvs(count, random_state=generator).reshape(count, dimension)
     elif spec.kind == "harmonic" and dimension == 3:
         positions = _harmonic(spec, count, generator)
     elif spec.kind == "netcdf" and dimension == 3:
@@ -148,7 +148,7 @@ def _mixture(centers, kappa, share, count, generator):
         here = kappa[component] == value
         number = int(here.sum())
         if number:
-            rvs = vonmises_fisher(axis, value).rvs(number, random_state=generator)
+            rvs = scipy.stats.vonmises_fisher(axis, value).rvs(number, random_state=generator)
             draws[here] = np.reshape(rvs, (number, dimension))
     mirror = axis - centers  # reflecting along it takes the axis to the centre
     norm = np.sum(mirror**2, axis=1)
@@ -162,7 +162,7 @@ def _harmonic(spec, count, generator):
     bound = 1 + abs(spec.amplitude) * np.sqrt((2 * spec.degree + 1) / (2 * np.pi))  # |Y| <= sqrt(2 (2l+1)/(4 pi))
     accepted, number = [], 0
     while number < count:
-        x = uniform_direction(3).rvs(2 * count, random_state=generator).reshape(-1, 3)
+        x = scipy.stats.uniform_direction(3).rvs(2 * count, random_state=generator).reshape(-1, 3)
         y = real_harmonic(spec.degree, spec.order, np.arccos(np.clip(x[:, 2], -1, 1)), np.arctan2(x[:, 1], x[:, 0]))
         accepted.append(x[generator.uniform(size=len(x)) * bound < 1 + spec.amplitude * y])
         number += len(accepted[-1])

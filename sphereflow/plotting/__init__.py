@@ -11,6 +11,7 @@ file; nothing is shown and pyplot is not used.
 ``page``       which panels a page has and where they stand
 ``records``    which records of a run are read, and what became of the run
 ``film``       animations (``encoding``: GIF and MP4)
+``choices``    words that a user chooses from
 ``saving``     files, all or nothing
 ``comparison`` the figure of a comparison
 ============== ==============================================================================================

@@ -41,7 +41,9 @@ def write_gif(file: Path, frames: Iterator[np.ndarray], fps: float, palette: np.
     made = (Image.fromarray(frame).quantize(palette=colours, dither=Image.Dither.NONE) for frame in frames)
     first = next(made)
     duration = max(round(100 / fps), 1) * 10
-    first.save(file, format="GIF", save_all=True, append_images=made, duration=duration, loop=0, optimize=False, disposal=1)
+    options = {"duration": duration, "loop": 0, "optimize": False, "disposal": 1}
+    with open(file, "wb") as out:  # pillow itself would not close it after Ctrl-C
+        first.save(out, format="GIF", save_all=True, append_images=made, **options)
 
 
 def write_mp4(file: Path, path: Path, frames: Iterator[np.ndarray], fps: float) -> None:

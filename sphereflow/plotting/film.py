@@ -35,7 +35,7 @@ from sphereflow.plotting.style import BLUE, GREY, RED, TOKENS, new_figure, style
 
 MOST_FRAMES = 400  # unless told which: longer runs are thinned
 DPI = {"gif": 75.0, "mp4": 120.0}
-_SIZE = (8.0, 4.6)  # inches
+_SIZE = (8.0, 4.5)  # inches
 
 
 def frame_records(run: xr.Dataset, times=None, every: float | None = None) -> list[int]:
@@ -89,7 +89,7 @@ def animate_run(
     projection, view, particles, scale
         As in `plot_run`. The tokens of `particles` must cover the times of the frames.
     dpi : float, optional
-        Pixels per inch; a frame has 8.0 x 4.6 inches. Default: 75 for GIF, whose size grows with every pixel, and 120 for MP4.
+        Pixels per inch; a frame has 8.0 x 4.5 inches. Default: 75 for GIF, whose size grows with every pixel, and 120 for MP4.
     force : bool
         Keep a file that has the name as NAME.bak instead of refusing.
     on_frame : callable

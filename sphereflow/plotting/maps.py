@@ -41,11 +41,11 @@ def draw_graticule(axes, face: Face, over_field: bool) -> None:
     along = np.linspace(-180, 180, 361)
     lines = [unit_vectors(along, latitude) for latitude in (-60, -30, 0, 30, 60)]
     lines += [unit_vectors(longitude, along[::2] / 2) for longitude in range(0, 360, 45)]
-    for line in lines:
-        x, y = face.plane(line)
-        if face.projection != "orthographic":  # where a line leaves the map at one side and comes back at the other
-            x[1:][np.abs(np.diff(x)) > face.half_width] = np.nan
-        axes.plot(x, y, color=color, alpha=alpha, lw=0.5, zorder=2, solid_capstyle="butt")
+    gap = np.full((1, 3), np.nan)
+    x, y = face.plane(np.concatenate([part for line in lines for part in (line, gap)]))
+    if face.projection != "orthographic":  # where a line leaves the map at one side and comes back at the other
+        x[1:][np.abs(np.diff(x)) > face.half_width] = np.nan
+    axes.plot(x, y, color=color, alpha=alpha, lw=0.5, zorder=2, solid_capstyle="butt")
     if face.projection != "orthographic":
         return
     for letter, pole in (("N", [0.0, 0.0, 1.0]), ("S", [0.0, 0.0, -1.0])):

@@ -15,6 +15,7 @@ import xarray as xr
 from sphereflow.diagnostics import FIELDS
 from sphereflow.errors import CaseError
 from sphereflow.plotting import panels
+from sphereflow.plotting.choices import check_choice
 from sphereflow.plotting.maps import MOST_TOKENS, FieldPicture, TokenPicture, draw_colour_bar
 from sphereflow.plotting.records import (
     check_overlay,
@@ -30,7 +31,7 @@ from sphereflow.plotting.records import (
 )
 from sphereflow.plotting.scales import ColourScale, density_scale, field_scale
 from sphereflow.plotting.sphere import Face, FaceSampler, faces
-from sphereflow.plotting.style import GREY, RED, new_figure, styled
+from sphereflow.plotting.style import GREY, RED, new_figure, settle, styled
 
 WIDTH, MARGIN = 8.27, 0.5  # of a page, inches; an A4 sheet
 _TITLE, _CELL_TITLE, _GAP = 0.3, 0.22, 0.12
@@ -131,7 +132,7 @@ def choose_panels(run: xr.Dataset, what=None) -> tuple[list[str], list[str]]:
         if not chosen:
             raise CaseError(f"{name_of(run)}: holds nothing that can be drawn")
         # Of density and tokens a run has one; that it has not the other is no news.
-        silent = "density" if "tokens" in chosen else "tokens" if "density" in chosen else None
+        silent = "density" if "particle" in run.sizes else "tokens"
         left_out = [f"{name}: {reason}" for name, reason in reasons.items() if reason is not None and name != silent]
         return chosen, left_out
     if not what:
@@ -152,12 +153,7 @@ def _check_name(run, name):
                 f'["density", "{EXTRA_FIELDS[name]}"]'
             )
     else:
-        from sphereflow.case.wording import nearest  # takes pydantic to import, for an error only
-
-        guess = nearest(name, (*PANELS, *EXTRA_FIELDS))
-        known = f"the panels are {', '.join(PANELS)}, the fields {', '.join(EXTRA_FIELDS)}"
-        hint = f"did you mean {guess}?" if guess else known
-        raise CaseError(f"what: {name!r} is not known; {hint}")
+        check_choice("what", name, (*PANELS, *EXTRA_FIELDS))
 
 
 def plot_run(
@@ -237,6 +233,7 @@ def _page(run, blocks):
     for block in blocks:
         y -= block.height
         block.draw(figure, y)
+    settle(figure)
     return figure
 
 

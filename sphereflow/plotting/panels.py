@@ -43,7 +43,7 @@ def _plain_ticks(axes):
 
     def label(value, _):
         low, high = axes.get_ylim()
-        return f"{0.0 if abs(value) < 1e-9 * (high - low) else value:.6g}"
+        return f"{0.0 if abs(value) < 1e-9 * (high - low) else value:.6g}".replace("-", "−")
 
     axes.yaxis.set_major_formatter(FuncFormatter(label))
 

@@ -79,6 +79,7 @@ def telling_records(run: xr.Dataset, count: int = CHOSEN) -> list[int]:
     way = way[usable]
     wanted = np.linspace(way[0], way[-1], min(count, way.size))
     found = [int(np.argmin(np.abs(way - w))) for w in wanted]
+    found[-1] = way.size - 1  # the end, even if nothing has moved for long
     for k in range(1, len(found)):  # equal ways may fall on one record: take the next
         found[k] = max(found[k], found[k - 1] + 1)
     for k in range(len(found) - 1, -1, -1):
@@ -148,7 +149,9 @@ def tokens(run: xr.Dataset, record: int) -> tuple[np.ndarray, np.ndarray]:
     present = weight > 0
     if not np.isfinite(position[present]).all():
         time = float(run["t"][record])
-        raise CaseError(f"{name_of(run)}: has no positions of the tokens at t = {time:g}; choose other times")
+        known = run["t"].values[np.isfinite(run["position"][:, 0, 0].values)]
+        where = f"only at t = {', '.join(f'{t:g}' for t in known)}" if 0 < known.size <= 6 else f"at {known.size} records only"
+        raise CaseError(f"{name_of(run)}: has no positions of the tokens at t = {time:g}, but {where}")
     return position[present], weight[present]
 
 
@@ -215,7 +218,7 @@ def state_note(run: xr.Dataset) -> str | None:
     if state == "complete":
         return None if status == "complete" else status
     t = record_times(run)
-    end = case_tables(run).get("solver", {}).get("t_end")
+    end = case_tables(run.attrs).get("solver", {}).get("t_end")
     reached = f"{t.size} record{'s' * (t.size != 1)}, up to t = {t[-1]:g}" + (f" of {end:g}" if end is not None else "")
     reason = status.partition(": ")[2] if state == "failed" else ""
     return f"{state}: {reached}" + (f" ({reason})" if reason else "")

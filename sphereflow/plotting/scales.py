@@ -9,6 +9,7 @@ import numpy as np
 from matplotlib.colors import LogNorm, Normalize
 
 from sphereflow.errors import CaseError
+from sphereflow.plotting.choices import check_choice
 from sphereflow.plotting.style import DIVERGING, SEQUENTIAL
 
 SCALES = ("auto", "linear", "log")
@@ -66,7 +67,7 @@ def density_scale(smallest: float, largest: float, kind: str = "auto") -> Colour
     CaseError
         If the kind is unknown, or logarithmic although no density is positive.
     """
-    _check_kind(kind)
+    check_choice("scale", kind, SCALES)
     low, high = smallest / UNIFORM, largest / UNIFORM
     if not np.isfinite([low, high]).all():
         low, high = 0.0, 2.0  # a failed run's last record; what is finite in it is drawn
@@ -103,7 +104,7 @@ def field_scale(smallest: float, largest: float, label: str, kind: str = "auto")
     CaseError
         If the kind is unknown, or logarithmic although a value is not positive.
     """
-    _check_kind(kind)
+    check_choice("scale", kind, SCALES)
     if not np.isfinite([smallest, largest]).all():
         smallest, largest = -1.0, 1.0
     if kind == "log" and smallest <= 0:
@@ -115,11 +116,6 @@ def field_scale(smallest: float, largest: float, label: str, kind: str = "auto")
         size = max(-smallest, largest)
         return ColourScale(Normalize(-size, size), DIVERGING, label)
     return ColourScale(Normalize(*_apart(smallest, largest, max(abs(smallest), abs(largest)))), "viridis", label)
-
-
-def _check_kind(kind):
-    if kind not in SCALES:
-        raise CaseError(f"scale: {kind!r} is not known; must be one of {', '.join(SCALES)}")
 
 
 def _apart(low, high, size):

@@ -24,6 +24,7 @@ import numpy as np
 from scipy.sparse import coo_array, csr_array
 
 from sphereflow.errors import CaseError
+from sphereflow.plotting.choices import check_choice
 
 # Longitude and latitude (degrees) at the centre, unless told: a tilted globe shows a pole and most of the equator.
 VIEWS = {"orthographic": (30.0, 25.0), "mollweide": (0.0, 0.0), "equirectangular": (0.0, 0.0)}
@@ -159,8 +160,7 @@ def faces(projection: str = "orthographic", view: tuple[float, float] | None = N
     CaseError
         If the projection is unknown or the view is no point of the sphere.
     """
-    if projection not in PROJECTIONS:
-        raise CaseError(f"projection: {projection!r} is not known; must be one of {', '.join(PROJECTIONS)}")
+    check_choice("projection", projection, PROJECTIONS)
     longitude, latitude = VIEWS[projection] if view is None else view
     if not (np.isfinite(longitude) and abs(latitude) <= 90):
         raise CaseError(f"view: {longitude:g},{latitude:g} is no longitude and latitude (-90 to 90) in degrees")

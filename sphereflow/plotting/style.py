@@ -37,6 +37,7 @@ STYLE = {
     "lines.linewidth": 1.4,
     "pdf.fonttype": 42,
 }
+_TICK_SIZES = {"length": "size", "width": "width", "pad": "pad"}
 
 
 @contextmanager
@@ -44,6 +45,18 @@ def styled():
     """matplotlib's defaults with STYLE on top, for the body of a with statement."""
     with matplotlib.style.context(["default", STYLE]):
         yield
+
+
+def settle(figure: Figure) -> None:
+    """Fix the look of ticks and grid lines, which matplotlib would take from the settings in force when it draws them."""
+    rc = matplotlib.rcParams
+    grid = {f"grid_{name}": rc[f"grid.{name}"] for name in ("color", "linewidth", "linestyle", "alpha")}
+    for axes in figure.axes:
+        for axis in ("x", "y"):
+            look = {"color": rc[f"{axis}tick.color"], "labelcolor": rc[f"{axis}tick.color"], "labelsize": rc["font.size"]}
+            for which in ("major", "minor"):
+                sizes = {key: rc[f"{axis}tick.{which}.{name}"] for key, name in _TICK_SIZES.items()}
+                axes.tick_params(axis=axis, which=which, direction=rc[f"{axis}tick.direction"], **look, **sizes, **grid)
 
 
 def new_figure(width: float, height: float) -> Figure:

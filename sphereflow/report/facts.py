@@ -7,6 +7,7 @@ import xarray as xr
 
 from sphereflow import __version__
 
+_RAISED = str.maketrans("-0123456789", "⁻⁰¹²³⁴⁵⁶⁷⁸⁹")
 # Attributes that the page shows elsewhere, or not at all.
 _SHOWN = ("title", "summary", "source", "date_created", "history", "id", "references", "Conventions")
 _OWN = (
@@ -32,7 +33,11 @@ def conservation(summary: dict) -> list[tuple[str, str, str]]:
 
 
 def _form(value, form):
-    return None if value is None else format(value, form).replace("-", "−")
+    """A number for people: 6.7·10⁻¹⁶; None stays None."""
+    if value is None:
+        return None
+    mantissa, _, power = format(value, form).partition("e")
+    return mantissa.replace("-", "−") + ("·10" + str(int(power)).translate(_RAISED) if power else "")
 
 
 def provenance(run: xr.Dataset, summary: dict, particles: xr.Dataset | None, particles_path) -> list[tuple[str, str]]:

@@ -1,12 +1,13 @@
 r"""Densities and tokens of a run, thinned and packed for a web page.
 
-A density is stored in 16 bits as q = round(Q sqrt((rho - low) / (high - low))), Q = 65535, low and high the extremes of all times,
-and read as low + (high - low) (q / Q)^2. As the square roots differ by at most 1 / (2 Q), the error of rho is at most
+A density is stored in 16 bits as q = round(Q sqrt((rho - low) / (high - low))), Q = 65535, low and high the extremes of all
+times, and read as low + (high - low) (q / Q)^2. As the square roots differ by at most 1 / (2 Q), the error of rho is at most
 
     sqrt((rho - low) (high - low)) / Q + (high - low) / (4 Q^2),
 
 1.5e-5 of the span at its top, and less below: the square root leaves digits for the thin parts that a logarithmic colour scale
-shows, and the offset leaves them for densities that are nearly uniform. A coordinate x of a token is stored as round(32767 x), with an error of at most 1.6e-5.
+shows, and the offset leaves them for densities that are nearly uniform. A coordinate x of a token is stored as round(32767 x),
+with an error of at most 1.6e-5.
 
 Records change little from one to the next: what is compressed (zlib) are the differences of the integers to those of the record
 before, modulo 2^16, all low bytes first and then all high ones, which makes a quarter of the plain integers.
@@ -187,8 +188,8 @@ def _density_note(kept, total, fine, grid):
     if grid is not fine:
         cells = f"{grid.nlat} × {grid.nlon} cells (means over those of the run, {fine.nlat} × {fine.nlon}; mass is kept)"
     return (
-        f"Density: {records} on {cells}; 16 bits for each value, rounded by at most 1.6·10⁻⁵ of the span between the smallest and "
-        "the largest density of all times, and by less where the density is small."
+        f"Density: {records} on {cells}; 16 bits for each value, rounded by at most 1.6·10⁻⁵ of the span between the smallest "
+        "and the largest density of all times, and by less where the density is small."
     )
 
 
@@ -217,7 +218,8 @@ def pack_tokens(particles: xr.Dataset, times: np.ndarray | None = None) -> tuple
     t = record_times(particles)
     if times is not None:
         check_overlay(particles)
-    known = np.flatnonzero(np.isfinite(particles["position"][:, 0, 0].values))
+    weight = _weights(particles)
+    known = np.flatnonzero(np.isfinite(particles["position"][:, int(np.argmax(weight > 0)), 0].values))
     if not known.size:
         raise CaseError(f"{name_of(particles)}: holds no finite positions of tokens")
     if times is None:
@@ -232,7 +234,7 @@ def pack_tokens(particles: xr.Dataset, times: np.ndarray | None = None) -> tuple
                 f"times of the density, {times[0]:g} to {times[-1]:g}"
             )
         records, frame = chosen, _filled(frame, wanted >= 0)
-    return _packed_tokens(particles, records, t.size), frame
+    return _packed_tokens(particles, records, weight, t.size), frame
 
 
 def _nearest(t, times):
@@ -249,9 +251,13 @@ def _filled(values, where):
     return out
 
 
-def _packed_tokens(particles, records, total):
+def _weights(particles):
+    count = particles.sizes["particle"]
+    return particles["particle_weight"].values if "particle_weight" in particles else np.full(count, 1 / count)
+
+
+def _packed_tokens(particles, records, weight, total):
     count, dimension = particles.sizes["particle"], particles.sizes["xyz"]
-    weight = particles["particle_weight"].values if "particle_weight" in particles else np.full(count, 1 / count)
     present = np.flatnonzero(weight > 0)
     index = present[spread(present.size, max(1, TOKEN_BYTES // (6 * records.size)))]
     position = np.zeros((records.size, index.size, 3))

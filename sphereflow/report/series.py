@@ -15,7 +15,7 @@ from sphereflow.report.packing import spread
 
 MOST_RECORDS = 2000
 DIGITS = 7
-SMALLEST = 1e-20  # of the largest value: what a logarithmic axis shows
+ROUND_OFF = 1e-16  # of the largest value
 _CYCLE = (BLUE, RED, GREEN, BLACK, ORANGE, PINK, SKY)
 _DASHES = ([], [8, 4], [2, 3], [10, 3, 2, 3], [5, 2], [1, 4], [14, 4])
 
@@ -38,6 +38,7 @@ class Panel:
     logarithmic: bool = False
     steps: bool = False
     span: float = 0.0  # differences below it are round-off and look flat
+    floor: float = 0.0  # of the largest value: what is smaller is round-off and left out of a logarithmic axis
 
 
 def _variable(name):
@@ -49,20 +50,21 @@ PANELS = (
         "Energy ledger",
         (
             Curve("energy", "E(t) − E(0)", lambda run: run["energy"].values - run["energy"].values[0]),
-            Curve("dissipation_integral", "−∫P dt", lambda run: -run["dissipation_integral"].values),
-            Curve("weight_work", "W"),
+            Curve("dissipation_integral", "dissipated −∫P dt", lambda run: -run["dissipation_integral"].values),
+            Curve("weight_work", "work of the weights W"),
             Curve("edi_residual", "residual"),
         ),
     ),
     Panel(
         "Rates of the flow",
         (
-            Curve("dissipation", "P"),
-            Curve("metric_speed_squared", "G²"),
-            Curve("metric_slope_squared", "S²"),
+            Curve("dissipation", "dissipation P"),
+            Curve("metric_speed_squared", "speed G²"),
+            Curve("metric_slope_squared", "slope S²"),
             Curve("gradient_flow_defect", "defect"),
         ),
         logarithmic=True,
+        floor=ROUND_OFF,
     ),
     Panel("Energy", (Curve("energy", "E"),)),
     Panel("Order parameter", (Curve("order_parameter", "|∫x ρ|"),), span=1e-9),
@@ -89,7 +91,12 @@ PANELS = (
             Curve("logits", "smallest", lambda run: _eigenvalues(run).min(axis=(1, 2))),
         ),
     ),
-    Panel("Cost and slack of the steps", (Curve("movement_cost", "cost"), Curve("movement_slack", "slack")), logarithmic=True),
+    Panel(
+        "Cost and slack of the steps",
+        (Curve("movement_cost", "cost"), Curve("movement_slack", "slack")),
+        logarithmic=True,
+        floor=ROUND_OFF,
+    ),
     Panel(
         "Score-based variational flow", (Curve("marginal_nll", "marginal NLL"), Curve("variational_gap", "variational gap"))
     ),
@@ -147,7 +154,7 @@ def _panel(panel, run):
     for k, (curve, values) in enumerate(zip(present, arrays, strict=True)):
         usable = np.isfinite(values)
         if panel.logarithmic:
-            usable &= values > SMALLEST * largest
+            usable &= values > panel.floor * largest
         curves.append(
             {
                 "name": curve.name,

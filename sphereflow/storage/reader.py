@@ -17,17 +17,21 @@ is open for lazy reading does keep others from opening it for writing (HDF5's lo
 import os
 import time as clock
 import tomllib
+from collections.abc import Collection
 from pathlib import Path
+from typing import TYPE_CHECKING
 
 import netCDF4
 import numpy as np
-import xarray as xr
 
 from sphereflow.errors import CaseError, OutputError
 from sphereflow.heads import WeightPath
 from sphereflow.storage.checkpoint import checkpoint_files
 from sphereflow.storage.claim import is_being_written
 from sphereflow.storage.definitions import REQUIRED_ATTRIBUTES
+
+if TYPE_CHECKING:  # slow to import, and a run from the command line does without
+    import xarray as xr
 
 _PATIENCE = 10.0
 _PAUSE = 0.02
@@ -36,7 +40,7 @@ _SERIES = ("t", "step", "mass", "density_min", "energy", "weight_work", "dissipa
 _UNWRITTEN = netCDF4.default_fillvals["f8"]
 
 
-def open_run(path: str | os.PathLike) -> xr.Dataset:
+def open_run(path: str | os.PathLike) -> "xr.Dataset":
     """Open the output file of a run, finished or not.
 
     Parameters
@@ -55,6 +59,8 @@ def open_run(path: str | os.PathLike) -> xr.Dataset:
     OutputError
         If the file is missing, cannot be read, is not netCDF or was not written by sphereflow.
     """
+    import xarray as xr
+
     return _open(
         Path(path),
         lambda file: _checked(xr.open_dataset(file, engine="netcdf4"), file, being_written=False),
@@ -186,35 +192,53 @@ def run_summary(path: str | os.PathLike) -> dict:
         If the file cannot be opened, see `open_run`.
     """
     path = Path(path)
-    with open_run(path) as run:
-        case = case_tables(run)
-        series = {name: run[name].values if name in run else np.empty(0) for name in _SERIES}
-        return {
-            "path": str(path),
-            "bytes": path.stat().st_size,
-            "status": run.attrs["sphereflow_status"],
-            "state": run.attrs["sphereflow_state"],
-            "being_written": run.attrs["sphereflow_state"] == "running",
-            "checkpoints": [str(file) for file in checkpoint_files(path) if file.exists()],
-            "title": run.attrs["title"],
-            "created": run.attrs.get("date_created"),
-            "source": run.attrs.get("source"),
-            "backend": run.attrs.get("sphereflow_backend"),
-            "versions": run.attrs.get("sphereflow_versions"),
-            "case_sha256": run.attrs["sphereflow_case_sha256"],
-            "solver": case.get("solver", {}).get("kind"),
-            "t_end": case.get("solver", {}).get("t_end"),
-            "velocity": case.get("model", {}).get("velocity"),
-            "nlat": run.sizes.get("lat"),
-            "nlon": run.sizes.get("lon"),
-            "heads": run.sizes.get("head"),
-            "particles": run.sizes.get("particle"),
-            "records": run.sizes["t"],
-            "steps": None if (steps := _last(series["step"])) is None else int(steps),
-            "t_first": _number(series["t"][:1]),
-            "t_last": _last(series["t"]),
-            **_ledger(series),
-        }
+    attributes, sizes, series, state = _open(
+        path,
+        lambda file: _content(netCDF4.Dataset(file), path, being_written=False),
+        lambda image: _content(image, path, being_written=True),
+    )
+    case = case_tables(attributes)
+    return {
+        "path": str(path),
+        "bytes": path.stat().st_size,
+        "status": attributes["sphereflow_status"],
+        "state": state,
+        "being_written": state == "running",
+        "checkpoints": [str(file) for file in checkpoint_files(path) if file.exists()],
+        "title": attributes["title"],
+        "created": attributes.get("date_created"),
+        "source": attributes.get("source"),
+        "backend": attributes.get("sphereflow_backend"),
+        "versions": attributes.get("sphereflow_versions"),
+        "case_sha256": attributes["sphereflow_case_sha256"],
+        "solver": case.get("solver", {}).get("kind"),
+        "t_end": case.get("solver", {}).get("t_end"),
+        "velocity": case.get("model", {}).get("velocity"),
+        "nlat": sizes.get("lat"),
+        "nlon": sizes.get("lon"),
+        "heads": sizes.get("head"),
+        "particles": sizes.get("particle"),
+        "records": series["t"].size,
+        "steps": None if (steps := _last(series["step"])) is None else int(steps),
+        "t_first": _number(series["t"][:1]),
+        "t_last": _last(series["t"]),
+        **_ledger(series),
+    }
+
+
+def _content(dataset: netCDF4.Dataset, path: Path, being_written: bool):
+    """Attributes, sizes of dimensions, the series of `run_summary` in complete records, and the state; closes the file."""
+    with dataset:
+        attributes = {name: dataset.getncattr(name) for name in dataset.ncattrs()}
+        time = dataset.variables.get("t")
+        _require_run(attributes, None if time is None else time.dimensions, path)
+        series = {name: np.empty(0) for name in _SERIES}
+        for name in series.keys() & dataset.variables.keys():
+            series[name] = np.ma.filled(np.ma.asarray(dataset[name][...], dtype=float), np.nan)
+        complete = _complete_records(series["t"])
+        sizes = {name: dimension.size for name, dimension in dataset.dimensions.items()}
+        state = state_of(attributes["sphereflow_status"], being_written)
+        return attributes, sizes, {name: values[:complete] for name, values in series.items()}, state
 
 
 def _ledger(series: dict[str, np.ndarray]) -> dict[str, float | None]:
@@ -243,22 +267,27 @@ def _number(value: np.ndarray) -> float | None:
     return float(value[0]) if value.size and np.isfinite(value[0]) else None
 
 
-def case_tables(run: xr.Dataset) -> dict:
-    """The tables of the case in a run's file; empty if it holds none, as imported data do."""
+def case_tables(attributes: dict) -> dict:
+    """The tables of the case in the attributes of a run; empty if they hold none, as those of imported data do."""
     try:
-        return tomllib.loads(run.attrs["sphereflow_case"])
+        return tomllib.loads(attributes["sphereflow_case"])
     except (KeyError, tomllib.TOMLDecodeError, TypeError):
         return {}
 
 
-def _checked(dataset: xr.Dataset, path: Path, being_written: bool) -> xr.Dataset:
+def _require_run(attributes: Collection[str], time_dimensions: tuple[str, ...] | None, path: Path) -> None:
+    """Refuse a file that was not written by sphereflow."""
+    missing = [f"attribute {name}" for name in REQUIRED_ATTRIBUTES if name not in attributes]
+    if time_dimensions != ("t",):
+        missing.append("variable t(t)")
+    if missing:
+        raise OutputError(f"{path}: is not an output file of sphereflow: it lacks {', '.join(missing)}")
+
+
+def _checked(dataset: "xr.Dataset", path: Path, being_written: bool) -> "xr.Dataset":
     """The complete records of a dataset, which is closed if it was not written by sphereflow."""
     try:
-        missing = [f"attribute {name}" for name in REQUIRED_ATTRIBUTES if name not in dataset.attrs]
-        if "t" not in dataset.variables or dataset["t"].dims != ("t",):
-            missing.append("variable t(t)")
-        if missing:
-            raise OutputError(f"{path}: is not an output file of sphereflow: it lacks {', '.join(missing)}")
+        _require_run(dataset.attrs, dataset["t"].dims if "t" in dataset.variables else None, path)
         dataset.attrs["sphereflow_state"] = state_of(dataset.attrs["sphereflow_status"], being_written)
         complete = _complete_records(dataset["t"].values)
     except BaseException:

@@ -7,14 +7,17 @@ Choices, and what was measured for them:
 * The handle stays open for the whole run. While somebody reads a file it cannot be re-opened for writing, but readers
   cannot disturb a handle that is already open; see `reader` for how they get at the data.
 * HDF5 cannot survive a flush that fails half way: a full disk makes the whole file unreadable, earlier records
-  included. So every writer holds a *reserve*, a nameless file of about one record. When a write fails the reserve is
-  given back to the disk, the flush is repeated and the file is sound again. HDF5 has by then lost some of the failed
-  record (writing it again does not help), so its `t` becomes NaN, which tells readers to leave it out.
+  included. So nothing is written before the system has agreed to a file that is longer by what the record can take at
+  most (`_require_room`), which a full disk, a quota and a file-size limit refuse. Should somebody else take the room in
+  the meantime, there is a *reserve*, a nameless file of about one record. When a write fails the reserve is given back
+  to the disk, the flush is repeated and the file is sound again. HDF5 has by then lost some of the failed record
+  (writing it again does not help), so its `t` becomes NaN, which tells readers to leave it out.
 * Fields have one record per chunk, compressed (zlib 1, shuffle). Small variables share a chunk between many records and
   stay uncompressed, since a chunk that changes its compressed size on every record is moved in the file every time.
 """
 
 import contextlib
+import errno
 import math
 import os
 import shutil
@@ -34,6 +37,7 @@ from sphereflow.storage.definitions import check_declarations, define, is_record
 
 CONVENTIONS = "CF-1.11, ACDD-1.3"
 _COPIED_AT_ONCE = 16
+_SMALL = 2**18  # bytes: more than HDF5's indices or an attribute can take at once
 _NETCDF_ERRORS = (OSError, RuntimeError)
 
 
@@ -65,7 +69,8 @@ class RunWriter:
         self._last_time = -math.inf
         self._broken = False
         self._identity = _identity(file)
-        self._reserve = _reserve(path.parent, self._reserve_size())
+        self._record_size = self._largest_record()
+        self._reserve = _reserve(path.parent, self._record_size)
 
     @classmethod
     def create(
@@ -217,6 +222,7 @@ class RunWriter:
         """
         self._require_open()
         try:
+            self._require_room(len(content) + _SMALL)
             group = self._dataset.groups.get("restart")
             if group is None:
                 group = self._dataset.createGroup("restart")
@@ -235,6 +241,7 @@ class RunWriter:
         self._require_open()
         history = self._dataset.getncattr("history") if "history" in self._dataset.ncattrs() else ""
         try:
+            self._require_room(len(history) + len(text) + _SMALL)
             self._dataset.setncattr("history", f"{history}\n{text}".strip())
             self._dataset.sync()
         except _NETCDF_ERRORS as error:
@@ -265,6 +272,13 @@ class RunWriter:
         time, values = self._checked(record)
         self._require_its_name()
         try:
+            self._require_room(self._record_size)
+        except OSError as error:
+            raise OutputError(
+                f"{self.path}: cannot write the record at t = {time:g}: {_cause(error, self.path)}; the file holds "
+                f"{self.records} complete records"
+            ) from error
+        try:
             self._write(time, values)
         except _NETCDF_ERRORS as error:
             cause = _cause(error, self.path)
@@ -287,6 +301,7 @@ class RunWriter:
         if text not in ("running", "complete", "interrupted") and not text.startswith(("failed: ", "complete (warning: ")):
             raise ValueError(f"unknown status {text!r}")
         try:
+            self._require_room(_SMALL)
             self._dataset.setncattr("sphereflow_status", text)
             self._dataset.sync()
         except _NETCDF_ERRORS as error:
@@ -380,10 +395,27 @@ class RunWriter:
         if identity != self._identity:
             raise OutputError(f"{self.path}: was replaced by another file while the run was writing it")
 
-    def _reserve_size(self) -> int:
+    def _require_room(self, size: int) -> None:
+        """Raise OSError if the file cannot grow by so many bytes; its size stays as it is.
+
+        Every other trouble (a file system that cannot tell, a file that is gone) is left to the write itself.
+        """
+        try:
+            with open(self.path, "rb+", buffering=0) as file:
+                status = os.stat(file.fileno())
+                if (status.st_dev, status.st_ino) == self._identity:
+                    try:
+                        os.posix_fallocate(file.fileno(), status.st_size, size)
+                    finally:
+                        file.truncate(status.st_size)
+        except OSError as error:
+            if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
+                raise
+
+    def _largest_record(self) -> int:
         """Bytes of one new chunk for every variable, and some for HDF5's indices."""
         chunks = (math.prod(v.chunking()) * v.dtype.itemsize for v in (*self._recorded.values(), self._dataset["t"]))
-        return sum(chunks) + 2**19
+        return sum(chunks) + _SMALL
 
 
 def _reserve(folder: Path, size: int):

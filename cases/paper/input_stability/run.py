@@ -57,7 +57,7 @@ def perturbed_tokens(case):
     return found
 
 
-def runs_of(path, folder, overrides):
+def runs_of(path, folder, overrides, keep):
     """Run a case from all initial data; returns the files of the perturbed ones, reference first, and of the resampled."""
     case = load_case(path, overrides)
     folder.mkdir(parents=True, exist_ok=True)
@@ -69,12 +69,14 @@ def runs_of(path, folder, overrides):
         tables["initial"] = {"kind": "tokens", "file": str(file.resolve())}
         del tables["solver"]["count"]
         perturbed.append(file.with_suffix(".nc"))
-        sphereflow.run(tables, perturbed[-1], force=True).close()
+        if not (keep and perturbed[-1].exists()):
+            sphereflow.run(tables, perturbed[-1], force=True).close()
     for number in NUMBERS:
         for draw in (1, 2):
             resampled.append(folder / f"{number}_tokens_{draw}.nc")
             settings = [*overrides, f"solver.count={number}", f"solver.seed={[SEED, number, draw]}"]
-            sphereflow.run(path, resampled[-1], overrides=settings, force=True).close()
+            if not (keep and resampled[-1].exists()):
+                sphereflow.run(path, resampled[-1], overrides=settings, force=True).close()
     return perturbed, resampled
 
 
@@ -98,10 +100,11 @@ def main():
     parser.add_argument("cases", nargs="*", default=sorted(p.stem for p in HERE.glob("*.toml")), help="names of cases")
     parser.add_argument("--folder", type=Path, default=Path("input_stability"), help="folder for all that is written")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the cases")
+    parser.add_argument("--keep", action="store_true", help="take runs that are in the folder as they are")
     options = parser.parse_args()
     script, rows = stability_script(), []
     for name in options.cases:
-        perturbed, resampled = runs_of(HERE / f"{name}.toml", options.folder / name, options.set)
+        perturbed, resampled = runs_of(HERE / f"{name}.toml", options.folder / name, options.set, options.keep)
         for kind, files, more in (("perturbed", perturbed, []), ("resampled", resampled, ["--pairs"])):
             print(f"\n{name}, {kind}")
             script.main([*map(os.fspath, files), *more, "-o", str(options.folder / f"{name}_{kind}")])

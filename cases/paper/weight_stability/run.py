@@ -60,8 +60,10 @@ def stability_script():
     return module
 
 
-def run_one(case, heads, file):
+def run_one(case, heads, file, keep):
     """Run a case with other heads, given as keys that replace those of the table [heads]."""
+    if keep and file.exists():
+        return file
     tables = case.model_dump(exclude_none=True, by_alias=True)
     tables["heads"] = heads
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -77,7 +79,7 @@ def relaxing(matrices, rate, mean, noise_var=0.0, seed=0):
     }  # fmt: skip
 
 
-def runs_of(name, folder, overrides):
+def runs_of(name, folder, overrides, keep):
     """Run an experiment; returns the files, the reference first, and for "noisy" those of further seeds."""
     case = load_case(HERE / f"{name}.toml", overrides)
     matrices = np.array(case.heads.matrices)
@@ -99,8 +101,8 @@ def runs_of(name, folder, overrides):
             for seed in seeds
         }
         reference = frozen(np.stack([np.eye(3)] * len(matrices)))
-    files = [run_one(case, reference, folder / name / "reference.nc")]
-    return files + [run_one(case, heads, folder / name / f"{label}.nc") for label, heads in tables.items()]
+    files = [run_one(case, reference, folder / name / "reference.nc", keep)]
+    return files + [run_one(case, heads, folder / name / f"{label}.nc", keep) for label, heads in tables.items()]
 
 
 def noisy_orders(files, folder, script):
@@ -120,8 +122,8 @@ def orders_of(name, files, folder, script):
         return noisy_orders(files, folder, script)
     script.main([*map(os.fspath, files), "-o", str(folder / name), "--at", "end" if name in AT_END else "largest"])
     with open(folder / f"{name}_sizes.csv", encoding="utf-8") as file:
-        rows = list(csv.DictReader(file))
-    return {key: float(rows[-2][key]) for key in script.DISTANCES}
+        (fitted,) = [row for row in csv.DictReader(file) if row["reference"] == "fitted order"]
+    return {key: float(fitted[key]) for key in script.DISTANCES}
 
 
 def main():
@@ -131,11 +133,12 @@ def main():
     parser.add_argument("experiments", nargs="*", default=every, help=", ".join(every))
     parser.add_argument("--folder", type=Path, default=Path("weight_stability"), help="folder for all that is written")
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", help="override a key of the cases")
+    parser.add_argument("--keep", action="store_true", help="take runs that are in the folder as they are")
     options = parser.parse_args()
     script, rows = stability_script(), []
     for name in options.experiments:
         print(f"\n{name}")
-        orders = orders_of(name, runs_of(name, options.folder, options.set), options.folder, script)
+        orders = orders_of(name, runs_of(name, options.folder, options.set, options.keep), options.folder, script)
         rows.append([name, *(f"{orders.get(key, np.nan):.3f}" for key in script.DISTANCES)])
         print(", ".join(f"{key} {order:.2f}" for key, order in orders.items()))
     with open(options.folder / "table.csv", "w", newline="", encoding="utf-8") as file:

@@ -3,9 +3,7 @@
 const codec = {
   // 16-bit integers of a data block, record after record; `each` of them in a record.
   async unpack(id, each) {
-    const block = document.getElementById(id);
-    const text = atob(block.textContent);
-    block.remove(); // the text is large and no longer needed
+    const text = atob(document.getElementById(id).textContent);
     const bytes = new Uint8Array(text.length);
     for (let i = 0; i < text.length; i++) bytes[i] = text.charCodeAt(i);
     const stream = new Blob([bytes]).stream().pipeThrough(new DecompressionStream("deflate"));

@@ -3,6 +3,7 @@ class Curves {
   constructor(container, data, on) {
     this.t = data.t;
     this.on = on;
+    for (const old of container.querySelectorAll(".panel")) old.remove(); // of a page that was saved from a browser
     this.plots = data.panels.map((panel, k) => this.panel(container, panel, k));
     this.observer = new ResizeObserver(() => this.resize());
     this.observer.observe(container);

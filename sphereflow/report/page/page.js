@@ -50,8 +50,11 @@
     });
   }
 
-  const NAMES = [["N", [0, 0, 1]], ["S", [0, 0, -1]], ["0°", [1, 0, 0]], ["90°E", [0, 1, 0]], ["180°", [-1, 0, 0]], ["90°W", [0, -1, 0]]];
-  const labels = NAMES.map(([text]) => {
+  const NAMES = data.tokens && data.tokens.dimension > 3 // a larger sphere than the one that is drawn
+    ? ["x₃", "−x₃", "x₁", "x₂", "−x₁", "−x₂"] : ["N", "S", "0°", "90°E", "180°", "90°W"];
+  const PLACES = [[0, 0, 1], [0, 0, -1], [1, 0, 0], [0, 1, 0], [-1, 0, 0], [0, -1, 0]];
+  get("compass").replaceChildren();
+  const labels = NAMES.map((text) => {
     const label = document.createElement("span");
     label.textContent = text;
     get("compass").append(label);
@@ -61,7 +64,7 @@
   function compass() {
     const size = get("sphere").clientWidth, unit = 0.47 * size * sphere.turn.zoom;
     labels.forEach((label, k) => {
-      const [a, b, out] = sphere.seen(NAMES[k][1]);
+      const [a, b, out] = sphere.seen(PLACES[k]);
       const [x, y] = [size / 2 + a * unit, size / 2 - b * unit];
       const half = label.offsetWidth / 2 || 10;
       label.hidden = !sphere.graticule || out < 0.1 || x < half || y < 10 || x > size - half || y > size - 10;
@@ -84,7 +87,7 @@
       tick.className = share < 0.03 ? "first" : share > 0.97 ? "last" : "";
       return tick;
     }));
-    get("scale-label").textContent = "density / uniform density (1/4π)" + (logarithmic && d.low < low * (1 - 1e-9) ? "; darkest: that and less" : "");
+    get("scale-label").textContent = "density / uniform density (1/4π)" + (logarithmic && d.low < low * (1 - 1e-9) ? "; black: below the scale" : "");
     get("colours").setAttribute("aria-label", `Colour scale from ${codec.number(a, 3)}, dark, to ${codec.number(b, 3)}, bright`);
   }
 
@@ -130,6 +133,7 @@
     clearInterval(state.playing);
     state.playing = null;
     get("play").textContent = "▶";
+    get("readout").removeAttribute("aria-live");
     get("play").setAttribute("aria-label", "Play");
   }
 
@@ -137,6 +141,7 @@
     if (state.playing) return stop();
     if (state.frame === times.length - 1) choose(0);
     get("play").textContent = "⏸";
+    get("readout").setAttribute("aria-live", "off"); // else a screen reader would read every value
     get("play").setAttribute("aria-label", "Pause");
     state.playing = setInterval(() => {
       if (state.frame < times.length - 1) choose(state.frame + 1);
