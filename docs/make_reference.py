@@ -24,7 +24,7 @@ PART = re.compile(r"(<!-- made from the code: (\w+) -->\n).*?(<!-- end -->)", re
 
 # Headings of the tables of variables in sphereflow.diagnostics; one without a heading here appears under its own name.
 HEADINGS = {
-    "FIELDS": "Fields, each on request (`output.fields`)",
+    "FIELDS": "Fields of densities, each on request (`output.fields`)",
     "SCALARS": "Recorded by every run",
     "NOISE_SCALARS": "With noise on the weights",
     "FLOW_SCALARS": "With heads of a score-based variational flow (`heads.kind = \"svflow\"`)",
@@ -33,6 +33,7 @@ HEADINGS = {
     "VALUE_VARIABLES": "With value matrices of their own",
     "MOVEMENT_SCALARS": "Minimising movements",
     "POSITION": "Tokens, on request (`output.fields`)",
+    "TOKEN_FIELDS": "At the tokens, each on request (`output.fields`)",
     "PARTICLE_WEIGHT": "Tokens",
     "MEAN_VECTOR": "Tokens in more than three dimensions, instead of `mean_x`, `mean_y`, `mean_z`",
 }

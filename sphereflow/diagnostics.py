@@ -12,7 +12,7 @@ from scipy.special import xlogy
 from sphereflow import energy
 from sphereflow.drift import expert_usage, gate_entropy, load_imbalance
 from sphereflow.grid import GaussGrid
-from sphereflow.variational import Inference, equivalent_kappa, infer_density
+from sphereflow.variational import Inference, density_resultant, equivalent_kappa, infer_density
 
 
 @dataclass(frozen=True)
@@ -116,6 +116,11 @@ class DensitySnapshot:
         return infer_density(self.fields)
 
     @cached_property
+    def resultant(self) -> np.ndarray:
+        """Resultant length of the attention at the nodes, (nlat, nlon)."""
+        return density_resultant(self.fields) if self.fields.heads.concentration is None else self.inference.resultant
+
+    @cached_property
     def mass(self) -> float:
         """int rho dx."""
         return float(self.grid.integrate(self.density))
@@ -212,6 +217,10 @@ SCALARS = (
     _scalar("order_parameter", "order parameter |int x rho|", lambda s: np.linalg.norm(s.mean)),
     _scalar("cluster_count", "number of regions denser than half the largest density",
             lambda s: cluster_count(s.grid, s.density), dtype="i4"),
+    _scalar("attention_resultant", "mean resultant length sum_h w_h int rho |int y q_h(y|x) dy| of the attention",
+            lambda s: _over_mass(s, s.resultant)),
+    _scalar("attention_kappa", "concentration of the von Mises-Fisher density of that resultant length",
+            lambda s: equivalent_kappa(_over_mass(s, s.resultant), s.sample[0].shape[-1])),
     _scalar("dt", "last time step", lambda s: s.dt),
     _scalar("step", "number of time steps", lambda s: s.step, dtype="i8"),
 )  # fmt: skip
@@ -254,10 +263,6 @@ FLOW_SCALARS = (
             lambda s: _over_mass(s, s.inference.surprisal)),
     _scalar("variational_gap", "variational gap sum_h w_h int rho KL(q_h || p_h)",
             lambda s: _over_mass(s, s.inference.posterior_divergence)),
-    _scalar("attention_resultant", "mean resultant length sum_h w_h int rho |int y q_h(y|x) dy| of the attention",
-            lambda s: _over_mass(s, s.inference.resultant)),
-    _scalar("attention_kappa", "concentration of the von Mises-Fisher density of that resultant length",
-            lambda s: equivalent_kappa(_over_mass(s, s.inference.resultant), s.sample[0].shape[-1])),
 )  # fmt: skip
 
 EXPERT_VARIABLES = (
@@ -293,7 +298,7 @@ FIELDS = {
     ),
     "resultant_length": (
         _field("resultant_length", "resultant length sum_h w_h |int y q_h(y|x) dy| of the attention",
-               lambda s: s.inference.resultant),
+               lambda s: s.resultant),
     ),
     "local_gate_entropy": (
         _field("local_gate_entropy", "gate entropy - sum_e g_e log g_e at x", lambda s: gate_entropy(_gates(s))),
@@ -344,6 +349,10 @@ def movement_variables(fields: Sequence[str], with_noise: bool, with_values: boo
 MOMENTS = ("mean_x", "mean_y", "mean_z", "second_moment", "order_parameter")
 DENSITY_ONLY = ("entropy", "density_min", "density_max", "cluster_count")
 POSITION = Variable("position", ("t", "particle", "xyz"), "1", "unit vectors of the tokens", lambda s: s.position)
+TOKEN_FIELDS = {
+    name: tuple(Variable(v.name, ("t", "particle"), v.units, v.long_name, v.value) for v in FIELDS[name])
+    for name in ("surprisal", "posterior_divergence", "resultant_length", "local_gate_entropy")
+}
 PARTICLE_WEIGHT = Variable("particle_weight", ("particle",), "1", "weight of each token, total 1")
 MEAN_VECTOR = Variable("mean", ("t", "row"), "1", "mean position int x rho", lambda s: s.mean)
 
@@ -361,7 +370,7 @@ def particle_variables(
     Parameters
     ----------
     fields : sequence of str
-        May hold "position".
+        "position", and names of `TOKEN_FIELDS`.
     with_noise, with_values, with_likelihood, with_experts : bool
         As in `run_variables`.
     dimension : int
@@ -370,8 +379,9 @@ def particle_variables(
     absent = {*DENSITY_ONLY, *MOMENTS}
     every = run_variables((), with_noise, with_values, with_likelihood, with_experts)
     shared = tuple(v for v in every if v.name not in absent)
+    chosen = tuple(variable for name in TOKEN_FIELDS if name in fields for variable in TOKEN_FIELDS[name])
     position = (POSITION,) if "position" in fields else ()
-    return (*position, PARTICLE_WEIGHT, *shared, *moment_variables(dimension))
+    return (*position, *chosen, PARTICLE_WEIGHT, *shared, *moment_variables(dimension))
 
 
 def moment_variables(dimension: int) -> tuple[Variable, ...]:

@@ -10,7 +10,8 @@ all averaged over the heads with their weights w_h:
     resultant length       R(x) = |a(x)|, from 0 (attention to all directions alike) to 1 (to one point)
 
 The first line's mean over rho is the *marginal negative log-likelihood*, the second's the *variational gap*; the
-concentration kappa' of the von Mises-Fisher density whose mean has length R, A_d(kappa') = R, restates R.
+concentration kappa' of the von Mises-Fisher density whose mean has length R, A_d(kappa') = R, restates R. R needs no likelihood:
+it belongs to the attention of any heads.
 """
 
 from dataclasses import dataclass
@@ -109,13 +110,23 @@ def infer(x, heads: Heads, log_mobility, mean, log_evidence) -> Inference:
     excess = heads.logits - kappa[:, None, None] * np.eye(d)
     difference = np.einsum("...c,hcd,h...d->h...", x, excess, mean) - log_mobility + log_evidence
     divergence = np.tensordot(heads.weight, difference, 1)
-    resultant = np.tensordot(heads.weight, np.linalg.norm(mean, axis=-1), 1)
-    return Inference(surprisal, divergence, resultant)
+    return Inference(surprisal, divergence, attention_resultant(heads, mean))
+
+
+def attention_resultant(heads: Heads, mean: np.ndarray) -> np.ndarray:
+    """Resultant length R = sum_h w_h |a_h| of the attention, shape (...), from the means a of each head, (H, ..., d)."""
+    return np.tensordot(heads.weight, np.linalg.norm(mean, axis=-1), 1)
 
 
 def likelihood_matrices(heads: Heads) -> np.ndarray:
     """kappa_h I, shape (H, d, d): the logits of the exact posteriors."""
     return heads.concentration[:, None, None] * np.eye(heads.logits.shape[-1])
+
+
+def density_resultant(fields: AttentionFields) -> np.ndarray:
+    """`attention_resultant` at the nodes of a density's grid, (nlat, nlon); for any heads."""
+    mobilities = MobilitySet(fields.expansion, fields.heads.logits, True)
+    return attention_resultant(fields.heads, np.moveaxis(mobilities.mean_on(fields.grid.nlat), 1, -1))
 
 
 def infer_density(fields: AttentionFields) -> Inference:

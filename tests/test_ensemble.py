@@ -342,7 +342,7 @@ def test_the_file_of_another_case_is_left_alone(case, scheduler, tmp_path):
     ],
 )
 def test_bad_input_ends_before_anything_is_written(case, capsys, monkeypatch, arguments, code, words):
-    monkeypatch.setattr("sphereflow.ensemble.running._CONNECT", 0.5)
+    monkeypatch.setattr("sphereflow.ensemble.cluster._CONNECT", 0.5)
     if "--members" not in arguments:
         arguments = ["--members", "2", *arguments]
     assert main(["ensemble", str(case), *arguments]) == code

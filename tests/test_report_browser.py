@@ -249,6 +249,17 @@ def test_keys_rotate_and_there_is_no_seam(driver, pages):
     assert np.mean(difference > 0.03) < 1e-3
 
 
+@pytest.mark.parametrize("size", [(1000, 700), (1280, 700), (900, 600), (700, 900), (320, 568)], ids=str)
+def test_sphere_is_round_and_sharp(driver, pages, size):
+    page = Page(driver, pages.tokens, size)
+    inside = page.picture().min(axis=-1) < 0.97
+    rows, columns = (np.flatnonzero(inside.any(axis=axis)) for axis in (1, 0))
+    assert np.ptp(rows) == pytest.approx(np.ptp(columns), abs=2) and np.ptp(rows) > 0.9 * len(inside)
+    canvas = "const c = document.getElementById('sphere'); return [c.width, c.height, c.clientWidth, c.clientHeight]"
+    assert np.ptp(page.run(canvas)) == 0
+    assert page.run(OUTSIDE) == [] and page.run(CUT) == []
+
+
 def test_zoom_and_grid_lines(driver, pages):
     page = Page(driver, pages.density)
     before = page.picture()

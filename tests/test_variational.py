@@ -9,11 +9,12 @@ from scipy.special import iv, roots_legendre
 from sphereflow.attention import AttentionOperator, Heads
 from sphereflow.case import parse_case
 from sphereflow.cells import cell_means
+from sphereflow.diagnostics import record
 from sphereflow.errors import CaseError
 from sphereflow.grid import GaussGrid
 from sphereflow.particles import TokenOperator
-from sphereflow.runs import build_solver, build_weight_path
-from sphereflow.variational import equivalent_kappa, infer_density, log_vmf_constant, resultant_length
+from sphereflow.runs import build_solver, build_weight_path, output_layout, run
+from sphereflow.variational import density_resultant, equivalent_kappa, infer_density, log_vmf_constant, resultant_length
 
 GRID = GaussGrid(32)
 NODE, GAUSS = roots_legendre(200)
@@ -155,6 +156,62 @@ def test_exact_posterior_raises_the_likelihood_and_equals_logits_and_attention_f
     nll = [np.sum(t.sample[1] * t.inference.surprisal) for t in (start, s)]
     assert nll[1] < nll[0] - 0.01
     assert np.abs(at_end.inference.posterior_divergence).max() < 1e-9
+
+
+@pytest.mark.parametrize("kind", ["finite-volume", "minimizing-movement"])
+def test_attention_of_heads_without_a_likelihood(kind):
+    """Resultant length and its concentration, recorded of heads of every kind: two symmetric matrices, closed form."""
+    a = np.array([[[1.0, 0.4, 0.0], [0.4, -0.5, 0.2], [0.0, 0.2, 0.3]], [[0.5, 0.0, 0.0], [0.0, 1.5, 0.0], [0.0, 0.0, -0.7]]])
+    heads = Heads(a, WEIGHT)
+    density = sum(w * vmf(GRID.points, mu, k) for w, mu, k in MIXTURE)
+    fields = AttentionOperator(GRID, "attention", 1, 1e-12, two_point=True)(density, heads)
+    expected = sum(w * np.linalg.norm(mixture_mobility(GRID.points, m)[1], axis=-1) for w, m in zip(WEIGHT, a, strict=True))
+    np.testing.assert_allclose(density_resultant(fields), expected, atol=1e-10)
+    mass = (density * GRID.cell_area[:, None]).ravel()
+    tokens = TokenOperator("attention", 1, 1e-12)(GRID.points.reshape(-1, 3), mass, heads)
+    np.testing.assert_allclose(tokens.resultant, expected.ravel(), atol=1e-9)
+    table = {"matrices": a.tolist(), "weights": WEIGHT.tolist()}
+    case = case_of(table, {"kind": kind}, 16, {"velocity": "gradient-flow"}, output={"fields": ["resultant_length"]})
+    solver = build_solver(case)
+    variables, _ = output_layout(case, solver)
+    found = record(solver.snapshot(), variables)
+    points, masses = solver.snapshot().sample
+    assert found["resultant_length"].shape == masses.shape
+    mean = np.sum(masses * found["resultant_length"]) / masses.sum()
+    assert found["attention_resultant"] == pytest.approx(mean, rel=1e-12)
+    assert resultant_length(found["attention_kappa"]) == pytest.approx(mean, rel=1e-9)
+
+
+def test_attention_to_one_cluster_is_sharp_and_to_all_directions_alike_is_none():
+    # One token sees itself alone.
+    one = TokenOperator()(MU[None], np.ones(1), Heads(np.eye(3)[None], np.ones(1)))
+    assert one.resultant == pytest.approx([1.0]) and equivalent_kappa(float(one.resultant[0])) > 1e10
+    pair = TokenOperator()(np.stack([MU, -MU]), np.full(2, 0.5), Heads(np.zeros((1, 3, 3)), np.ones(1)))
+    assert np.abs(pair.resultant).max() < 1e-15
+
+
+def test_variational_fields_at_the_tokens(tmp_path):
+    heads = {"kind": "svflow", "kappa": 2.0, "posterior": "attention", "count": 2, "initial": "gaussian-symmetric"}
+    model = {"experts": [{"mean": [0, 0, 1], "kappa": 2.0, "gate": [0, 0, 1.0]}, {"mean": [1, 0, 0], "kappa": 1.0}]}
+    names = ["surprisal", "posterior_divergence", "resultant_length", "local_gate_entropy"]
+    case = case_of(heads, {"kind": "particles", "count": 30, "dt": 0.1}, model=model,
+                   output={"fields": names, "every": 0.2})  # fmt: skip
+    with run(case, tmp_path / "run.nc") as found:
+        assert "position" not in found
+        scalars = ("marginal_nll", "variational_gap", "attention_resultant", "gate_entropy")
+        for name, scalar in zip(names, scalars, strict=True):
+            assert found[name].dims == ("t", "particle") and found[name].shape == (3, 30)
+            assert np.ptp(found[name].values) > 1e-3
+            np.testing.assert_allclose((found[name] * found.particle_weight).sum("particle"), found[scalar], rtol=1e-12)
+
+
+def test_token_fields_need_what_they_are_made_of():
+    plain = {"matrices": np.eye(3)[None].tolist()}
+    tokens = {"kind": "particles", "count": 5}
+    for name, reason in (("surprisal", "svflow"), ("local_gate_entropy", "experts"), ("potential", "position")):
+        with pytest.raises(CaseError, match=f'"{name}" is not allowed.*{reason}'):
+            case_of(plain, tokens, output={"fields": [name]})
+    assert case_of(plain, tokens, output={"fields": ["resultant_length"]}).output.fields == ("resultant_length",)
 
 
 def values_of_all_kinds(folder):

@@ -13,6 +13,7 @@ from sphereflow.errors import CaseError
 
 SYMMETRY_TOLERANCE = 1e-12
 SYMMETRIC_SCHEDULES = ("ornstein-uhlenbeck", "oscillating")
+NOT_OF_TOKENS = ("density", "potential", "effective_mobility", "first_variation", "velocity")  # fields of densities alone
 
 
 class Given:
@@ -298,18 +299,17 @@ def _fields_of_solver(given):
     if kind is None or fields is None:
         return
     for name in fields:
-        if (name == "position") != (kind == "particles"):
-            others = "density, potential, effective_mobility, first_variation, velocity, or those of the model"
-            allowed = "position" if kind == "particles" else others
+        if name in (NOT_OF_TOKENS if kind == "particles" else ("position",)):
+            allowed = "position" if kind == "particles" else ", ".join(NOT_OF_TOKENS)
             yield ("output", "fields"), (
-                f"{show(name)} is not allowed with solver.kind = {show(kind)}; must be of {allowed}, or an empty list"
+                f"{show(name)} is not allowed with solver.kind = {show(kind)}; must be of {allowed}, or those of the model, or an empty list"
             )
 
 
 def _fields_of_model(given):
     fields = given("output", "fields") or ()
     for name in fields:
-        if name in ("surprisal", "posterior_divergence", "resultant_length") and given("heads", "kind") == "attention":
+        if name in ("surprisal", "posterior_divergence") and given("heads", "kind") == "attention":
             yield ("output", "fields"), f'{show(name)} is not allowed with heads.kind = "attention"; needs kind = "svflow"'
         if name == "local_gate_entropy" and not (given.states("model", "experts") or given.states("model", "experts_file")):
             yield ("output", "fields"), f"{show(name)} is not allowed without experts; needs model.experts"

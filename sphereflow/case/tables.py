@@ -381,8 +381,9 @@ class Output(Table):
     fields: FieldNames | None = Field(
         None,
         description="Fields written with every record, any of density, potential, effective_mobility, "
-        "first_variation and velocity, with heads.kind = svflow surprisal, posterior_divergence and resultant_length, with "
-        "model.experts local_gate_entropy, or of particles position; an empty list writes none. Default: density, or position.",
+        "first_variation and velocity, of particles position instead; of both resultant_length, with heads.kind = svflow "
+        "surprisal and posterior_divergence, with model.experts local_gate_entropy; an empty list writes none. "
+        "Default: density, or position.",
     )
     checkpoint_every: NonNegative = Field(
         60.0,

@@ -4,8 +4,9 @@
 ``plan``         which runs an ensemble consists of: their settings, seeds, cases and file names
 ``manifest``     what is known about every run, in one JSON file that is replaced as a whole; who may work on a folder
 ``member``       one run, as a worker process does it: new, resumed, or found complete
-``running``      the runs handed out to workers with dask.distributed: failures, retries, losses, interrupts
-``local``        workers on this machine
+``cluster``      workers on this machine, or those of a running dask scheduler
+``local_worker`` what dask loads into workers on this machine
+``running``      the runs handed out to workers: failures, retries, losses, interrupts
 ``dataset``      all finished runs as one lazy dataset
 ================ =====================================================================================
 

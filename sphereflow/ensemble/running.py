@@ -10,38 +10,21 @@ import queue
 import time as clock
 from collections import deque
 from collections.abc import Callable, Mapping, Sequence
-from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from sphereflow import __version__
+from sphereflow.ensemble.cluster import connected, require_distributed
 from sphereflow.ensemble.manifest import Manifest, Session, look_at_folder, now
-from sphereflow.ensemble.member import probe, run_member, state_of_file
+from sphereflow.ensemble.member import run_member, state_of_file
 from sphereflow.ensemble.plan import Plan, check_inputs, describe, plan_ensemble
 from sphereflow.errors import CaseError, ClusterError, OutputError, RunInterrupted
 from sphereflow.sessions import Interrupts
 
 ATTEMPTS = 2  # a run that fails is tried once more
-_INSTALL = "pip install 'dask[distributed]'"
 _TURN = 1.0  # seconds between two looks at the workers
 _GRACE = 120.0  # seconds that members get to put themselves down
-_CONNECT = 15.0
 _ELSEWHERE_PATIENCE = 20.0  # see StopRequest
 _FIRST = 8  # runs handed out while there is no worker yet: adaptive clusters start workers for tasks they see
-_LOCAL = {
-    "threads_per_worker": 1,
-    "processes": True,
-    "memory_limit": 0,  # dask's nanny would kill a worker whose member needs much memory; the system decides instead
-    "dashboard_address": "127.0.0.1:0",  # nothing is offered to other machines, and no fixed port is taken
-    "worker_dashboard_address": "127.0.0.1:0",
-    "host": "127.0.0.1",
-    "preload": ["sphereflow.ensemble.local_worker"],
-}
-_LOCAL_CONFIG = {
-    "distributed.worker.profile.enabled": False,  # it interrupts the members a hundred times a second
-    "distributed.worker.multiprocessing-method": "spawn",
-    "distributed.logging": {"distributed": "critical", "distributed.client": "critical", "tornado": "critical"},
-}
 
 
 @dataclass(frozen=True)
@@ -126,7 +109,7 @@ def run_ensemble(
     RunInterrupted
         After SIGINT or SIGTERM: runs in progress are put down with a checkpoint. The same call goes on.
     """
-    _require_distributed()
+    require_distributed()
     if scheduler is not None and workers is not None:
         raise CaseError("workers: is not allowed with a scheduler, which has its own; give one of the two")
     if workers is not None and (isinstance(workers, bool) or not isinstance(workers, int) or workers < 1):
@@ -144,7 +127,7 @@ def run_ensemble(
     for text in check_inputs(plan, local=scheduler is None):
         notify(text)
     wanted = min(workers or len(os.sched_getaffinity(0)), len(plan.runs))
-    with Interrupts() as interrupts, _connected(wanted, scheduler) as client:
+    with Interrupts() as interrupts, connected(wanted, scheduler) as client:
         _create(folder)
         with Session(folder) as session:
             manifest = look_at_folder(folder, planned) or planned
@@ -290,9 +273,11 @@ class _Crew:
         if run["status"] == "complete" and not self.manifest.file_of(run).exists():
             text = f"the worker on {run['host']} has written it, but it cannot be seen here: workers must share the file system"
             run |= {"status": "failed", "error": text}
+        if run["status"] == "interrupted" and not self.manifest.file_of(run).exists():
+            run["status"] = "pending"  # it had not begun
         for note in result["notes"]:
             self.notify(f"{name}: {note}", event=False)
-        if run["status"] == "interrupted" and self.interrupts.received is None:
+        if result["status"] == "interrupted" and self.interrupts.received is None:
             self._try_again(index, "was stopped from outside")
         elif run["status"] == "failed":
             if result["numerical"]:
@@ -372,60 +357,3 @@ def _of_error(error: BaseException) -> dict:
         "status": "failed", "warning": None, "error": text, "numerical": False, "traceback": None, "notes": [],
         "seconds": None, "cpu_seconds": None, "host": None,
     }  # fmt: skip
-
-
-def _require_distributed() -> None:
-    try:
-        import distributed  # noqa: F401
-    except ImportError as error:
-        raise CaseError(f"ensembles need dask and distributed ({error}); install them with: {_INSTALL}") from None
-
-
-@contextmanager
-def _connected(workers: int, scheduler: str | None):
-    """A client of a running scheduler, or of workers that are started here and ended afterwards."""
-    import dask
-
-    if scheduler is not None:
-        with _client_of(scheduler) as client:
-            yield client
-        return
-    with dask.config.set(_LOCAL_CONFIG):
-        from distributed import Client, LocalCluster
-
-        with (
-            LocalCluster(n_workers=workers, scheduler_kwargs={"allowed_failures": 1}, **_LOCAL) as cluster,
-            Client(cluster, set_as_default=False) as client,
-        ):
-            yield client
-
-
-@contextmanager
-def _client_of(address: str):
-    """A client of a running scheduler whose workers have this version of sphereflow."""
-    from distributed import Client
-
-    try:
-        client = Client(address, timeout=_CONNECT, set_as_default=False)
-    except Exception as error:  # dask raises whatever the address leads to
-        reason = " ".join(str(error).split()) or type(error).__name__
-        raise CaseError(f"scheduler: {address} cannot be reached ({reason}); give that of a running scheduler") from None
-    try:
-        _check_versions(client, address)
-        yield client
-    finally:
-        client.close(timeout=5)
-
-
-def _check_versions(client, address: str) -> None:
-    """Refuse workers that lack sphereflow or have another version of it."""
-    try:
-        answers = client.run(probe)
-    except Exception as error:
-        reason = " ".join(str(error).split())
-        raise CaseError(f"scheduler: the workers of {address} cannot use sphereflow: {reason}; install it there") from None
-    for worker, answer in answers.items():
-        if answer["version"] != __version__:
-            raise CaseError(
-                f"scheduler: the worker {worker} has sphereflow {answer['version']}, this is {__version__}; install the same"
-            )

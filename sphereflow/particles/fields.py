@@ -18,7 +18,7 @@ import numpy as np
 from sphereflow.attention import Heads
 from sphereflow.drift import Drift
 from sphereflow.particles.mobility import TokenMeasure, TokenMobilities
-from sphereflow.variational import Inference, infer, likelihood_matrices
+from sphereflow.variational import Inference, attention_resultant, infer, likelihood_matrices
 
 
 @dataclass(frozen=True)
@@ -161,6 +161,16 @@ class TokenFields:
             found = infer(measure.positions[part], heads, log_m[:count], mean[:count], log_m[count:])
             for name in ("surprisal", "posterior_divergence", "resultant"):
                 getattr(out, name)[part] = getattr(found, name)
+        return out
+
+    @cached_property
+    def resultant(self) -> np.ndarray:
+        """Resultant length of the attention at the tokens, shape (n,); for any heads."""
+        if self.heads.concentration is not None:
+            return self.inference.resultant
+        out = np.empty(self.measure.count)
+        for part, _, mean in TokenMobilities(self.measure, self.heads.logits, self.operator.tolerance).chunks():
+            out[part] = attention_resultant(self.heads, mean)
         return out
 
     def power_along(self, rate: np.ndarray) -> float:

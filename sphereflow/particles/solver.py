@@ -63,6 +63,11 @@ class ParticleSnapshot:
         return self.fields.inference
 
     @property
+    def resultant(self) -> np.ndarray:
+        """Resultant length of the attention at the tokens, (n,)."""
+        return self.fields.resultant
+
+    @property
     def mass(self) -> float:
         """sum_i p_i, which nothing changes."""
         return float(self.fields.measure.weights.sum())

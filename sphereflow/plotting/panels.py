@@ -17,7 +17,7 @@ MOST_CURVES = 1000  # records of a curve that has many lines
 SMALLEST = 1e-16  # of the largest value: what a logarithmic axis shows
 # Thinner and thinner, so that all are seen where they are equal: G^2 = S^2 = P for a gradient flow.
 RATES = (
-    ("metric_speed_squared", "$G^2$", BLUE, 3.2),
+    ("metric_speed_squared", "$G^2$", BLUE, 2.8),
     ("metric_slope_squared", "$S^2$", ORANGE, 2.0),
     ("dissipation", "$P$", BLACK, 0.9),
     ("gradient_flow_defect", "defect", RED, 1.3),

@@ -210,7 +210,7 @@ class Sphere {
   resize() {
     const ratio = Math.min(window.devicePixelRatio || 1, 2);
     const size = Math.max(1, Math.round(this.canvas.clientWidth * ratio));
-    if (this.canvas.width !== size) this.canvas.width = this.canvas.height = size;
+    if (this.canvas.width !== size || this.canvas.height !== size) this.canvas.width = this.canvas.height = size;
   }
 
   // limits: {low, high, logarithmic} in units of the density.
