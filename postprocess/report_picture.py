@@ -2,8 +2,8 @@
 
     python postprocess/report_picture.py [octahedron_oscillating.nc tokens_oscillating.nc]
 
-Without the names of finished runs the cases are run first, into a temporary folder. Needs selenium (extra `test`), `chromium` and
-`chromedriver`.
+Without the names of finished runs the cases are run first, into a temporary folder. Needs selenium (extra `test`), `chromium`
+and `chromedriver`.
 """
 
 import argparse

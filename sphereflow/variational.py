@@ -10,8 +10,8 @@ all averaged over the heads with their weights w_h:
     resultant length       R(x) = |a(x)|, from 0 (attention to all directions alike) to 1 (to one point)
 
 The first line's mean over rho is the *marginal negative log-likelihood*, the second's the *variational gap*; the
-concentration kappa' of the von Mises-Fisher density whose mean has length R, A_d(kappa') = R, restates R. R needs no likelihood:
-it belongs to the attention of any heads.
+concentration kappa' of the von Mises-Fisher density whose mean has length R, A_d(kappa') = R, restates R. R needs no
+likelihood: it belongs to the attention of any heads.
 """
 
 from dataclasses import dataclass

@@ -1,7 +1,10 @@
 """Pictures: sampling of the sphere to the pixel, pages, films, and what happens to files and with bad input."""
 
+import re
+import shlex
 import subprocess
 import sys
+from pathlib import Path
 
 import matplotlib
 import numpy as np
@@ -306,6 +309,15 @@ def test_what_became_of_a_run():
     run = density_run(3, sphereflow_status="running")
     del run.attrs["sphereflow_state"]  # opened by xarray: nobody is writing it
     assert records.state_note(run).startswith("interrupted")
+
+
+def test_one_run_of_an_ensemble():
+    run = density_run(3, heads=2)
+    ensemble = xr.concat([run, run], "member")
+    with pytest.raises(CaseError, match=r"several runs along member; choose one with \.isel\(member=0\)"):
+        plotting.plot_run(ensemble)
+    one = ensemble.isel(member=0).pad(head=(0, 3))
+    assert "2 heads" in texts(plotting.plot_weights(one))
 
 
 def test_a_region_is_no_sphere():
@@ -762,3 +774,20 @@ def test_lists_that_are_none(runs, capsys):
     with pytest.raises(SystemExit) as stop:
         main(["plot", str(runs / "density.nc"), "--times", "0,abc"])
     assert stop.value.code == 2 and "'0,abc' is no list of numbers" in capsys.readouterr().err
+
+
+def test_the_commands_and_examples_of_the_documentation(tmp_path, monkeypatch):
+    """Every command and example of docs/pictures.md, on small runs of the same names and times."""
+    page = (Path(__file__).parents[1] / "docs/pictures.md").read_text(encoding="utf-8")
+    monkeypatch.chdir(tmp_path)
+    facts = {"sphereflow_case_sha256": "0" * 64}
+    density_run(41, **facts).to_netcdf("octahedron_oscillating.nc")
+    token_run(41, **facts).to_netcdf("tokens_oscillating.nc")
+    (commands,) = re.findall(r"```sh\n(.*?)```", page, re.DOTALL)
+    for line in commands.splitlines():
+        program, *arguments = shlex.split(line)
+        assert program == "sphereflow" and main([*arguments, "--dpi", "20"]) == 0
+    (example,) = re.findall(r"```python\n(.*?)```", page, re.DOTALL)
+    exec(compile(example, "docs/pictures.md", "exec"), {})
+    made = {"octahedron_oscillating.png", "two.pdf", "maps.png", "film.gif", "film_of_two.gif", "maps_of_two.png"}
+    assert made <= {path.name for path in tmp_path.iterdir()}

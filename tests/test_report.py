@@ -211,6 +211,7 @@ def test_text_of_files_is_escaped(tmp_path):
 
 def test_policy_of_the_page_allows_its_own_script_only(tmp_path):
     text = write_report(samples.write_density_run(tmp_path / "a.nc", 8, 2)).path.read_text(encoding="utf-8")
+    assert "Permission is hereby granted, free of charge" in text  # uPlot's licence goes with its code
     policy = html.unescape(re.search(r'Content-Security-Policy" content="([^"]*)"', text)[1])
     assert policy.startswith("default-src 'none'") and "unsafe" not in policy and "connect-src" not in policy
 

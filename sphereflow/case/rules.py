@@ -302,7 +302,8 @@ def _fields_of_solver(given):
         if name in (NOT_OF_TOKENS if kind == "particles" else ("position",)):
             allowed = "position" if kind == "particles" else ", ".join(NOT_OF_TOKENS)
             yield ("output", "fields"), (
-                f"{show(name)} is not allowed with solver.kind = {show(kind)}; must be of {allowed}, or those of the model, or an empty list"
+                f"{show(name)} is not allowed with solver.kind = {show(kind)}; must be of {allowed}, or those of the model, "
+                "or an empty list"
             )
 
 

@@ -201,13 +201,15 @@ def draw_weights(axes, run) -> None:
     t = record_times(run)
     step = -(-t.size // MOST_CURVES)
     t = t[::step]
-    heads = run.sizes["head"]
     complex_ones = False
     for name, style in (("logits", "-"), ("values", "--")):
         if name not in run:
             continue
         matrices = run[name][::step].transpose("t", "head", "row", "col").values
         usable = np.isfinite(matrices).all(axis=(-1, -2))
+        there = usable.any(axis=0)  # members of an ensemble with fewer heads are padded with NaN
+        matrices, usable = matrices[:, there], usable[:, there]
+        heads = int(there.sum())
         eigenvalues = np.linalg.eigvals(np.where(usable[..., None, None], matrices, 0.0))
         size = np.abs(matrices[usable]).max(initial=0.0)
         complex_ones |= bool(np.any(np.abs(eigenvalues.imag) > 1e-9 * max(size, np.finfo(float).tiny)))
@@ -229,7 +231,7 @@ def _draw_ranks(axes, t, ranked, style, dashed):
     names = {1: [""], 2: ["larger", "smaller"], 3: ["largest", "middle", "smallest"]}.get(
         count, [f"{k + 1}." for k in range(count)]
     )
-    heads = ranked.shape[1]
+    heads = max(ranked.shape[1], 1)
     look = {"lw": 1.3 if heads <= 4 else 0.8, "alpha": float(np.clip(4 / heads, 0.25, 0.9)), "linestyle": style}
     for rank in range(count):
         color = colors[rank % len(colors)]

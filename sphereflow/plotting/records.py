@@ -30,12 +30,16 @@ def record_times(run: xr.Dataset) -> np.ndarray:
     Raises
     ------
     CaseError
-        If the run holds no record, or is none.
+        If the run holds no record, is none, or is an ensemble of several.
     """
     if "t" not in run.variables or run["t"].dims != ("t",):
         raise CaseError(f"{name_of(run)}: has no variable t(t); open it with sphereflow.open_run")
     if run.sizes["t"] == 0:
         raise CaseError(f"{name_of(run)}: holds no record yet, so there is nothing to draw")
+    for name in {"density", "position", "energy"} & set(run.data_vars):
+        if several := [str(dim) for dim in run[name].dims if dim not in ("t", "lat", "lon", "particle", "xyz")]:
+            choice = ", ".join(f"{dim}=0" for dim in several)
+            raise CaseError(f"{name_of(run)}: holds several runs along {', '.join(several)}; choose one with .isel({choice})")
     return np.asarray(run["t"].values, dtype=float)
 
 

@@ -28,6 +28,7 @@ from sphereflow.report.series import collect
 from sphereflow.storage import open_run, run_summary
 
 SCRIPTS = ("uPlot.iife.min.js", "codec.js", "sphere.js", "curves.js", "page.js")
+LICENCE = "uPlot.LICENSE.txt"  # asks to be part of every copy
 STYLES = ("uPlot.min.css", "page.css")
 
 
@@ -106,7 +107,8 @@ def _compose(run, summary, particles, particles_path):
         "tokenColour": TOKENS,
         "curves": curves,
     }
-    script, style = (_joined(names) for names in (SCRIPTS, STYLES))
+    script, style = _joined(SCRIPTS), _joined(STYLES)
+    script = f"/*\n{_joined((LICENCE,))}\n*/\n{script}"
     text = _template().render(
         title=run.attrs.get("title") or Path(summary["path"]).name,
         summary=run.attrs.get("summary", ""),
