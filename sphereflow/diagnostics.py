@@ -12,7 +12,7 @@ from scipy.special import xlogy
 from sphereflow import energy
 from sphereflow.drift import expert_usage, gate_entropy, load_imbalance
 from sphereflow.grid import GaussGrid
-from sphereflow.variational import Inference, density_resultant, equivalent_kappa, infer_density
+from sphereflow.variational import Inference, density_resultant, equivalent_kappa, infer_density, mean_resultant
 
 
 @dataclass(frozen=True)
@@ -121,6 +121,13 @@ class DensitySnapshot:
         return density_resultant(self.fields) if self.fields.heads.concentration is None else self.inference.resultant
 
     @cached_property
+    def mean_resultant(self) -> float:
+        """Its mean over rho."""
+        if self.fields.heads.concentration is None:
+            return mean_resultant(self.fields)
+        return _over_mass(self, self.inference.resultant)
+
+    @cached_property
     def mass(self) -> float:
         """int rho dx."""
         return float(self.grid.integrate(self.density))
@@ -218,9 +225,9 @@ SCALARS = (
     _scalar("cluster_count", "number of regions denser than half the largest density",
             lambda s: cluster_count(s.grid, s.density), dtype="i4"),
     _scalar("attention_resultant", "mean resultant length sum_h w_h int rho |int y q_h(y|x) dy| of the attention",
-            lambda s: _over_mass(s, s.resultant)),
+            lambda s: s.mean_resultant),
     _scalar("attention_kappa", "concentration of the von Mises-Fisher density of that resultant length",
-            lambda s: equivalent_kappa(_over_mass(s, s.resultant), s.sample[0].shape[-1])),
+            lambda s: equivalent_kappa(s.mean_resultant, s.sample[0].shape[-1])),
     _scalar("dt", "last time step", lambda s: s.dt),
     _scalar("step", "number of time steps", lambda s: s.step, dtype="i8"),
 )  # fmt: skip

@@ -14,7 +14,14 @@ from sphereflow.errors import CaseError
 from sphereflow.grid import GaussGrid
 from sphereflow.particles import TokenOperator
 from sphereflow.runs import build_solver, build_weight_path, output_layout, run
-from sphereflow.variational import density_resultant, equivalent_kappa, infer_density, log_vmf_constant, resultant_length
+from sphereflow.variational import (
+    density_resultant,
+    equivalent_kappa,
+    infer_density,
+    log_vmf_constant,
+    mean_resultant,
+    resultant_length,
+)
 
 GRID = GaussGrid(32)
 NODE, GAUSS = roots_legendre(200)
@@ -167,6 +174,7 @@ def test_attention_of_heads_without_a_likelihood(kind):
     fields = AttentionOperator(GRID, "attention", 1, 1e-12, two_point=True)(density, heads)
     expected = sum(w * np.linalg.norm(mixture_mobility(GRID.points, m)[1], axis=-1) for w, m in zip(WEIGHT, a, strict=True))
     np.testing.assert_allclose(density_resultant(fields), expected, atol=1e-10)
+    assert mean_resultant(fields) == pytest.approx(GRID.integrate(density * expected) / GRID.integrate(density), abs=1e-12)
     mass = (density * GRID.cell_area[:, None]).ravel()
     tokens = TokenOperator("attention", 1, 1e-12)(GRID.points.reshape(-1, 3), mass, heads)
     np.testing.assert_allclose(tokens.resultant, expected.ravel(), atol=1e-9)
@@ -180,6 +188,18 @@ def test_attention_of_heads_without_a_likelihood(kind):
     mean = np.sum(masses * found["resultant_length"]) / masses.sum()
     assert found["attention_resultant"] == pytest.approx(mean, rel=1e-12)
     assert resultant_length(found["attention_kappa"]) == pytest.approx(mean, rel=1e-9)
+
+
+@pytest.mark.parametrize("nlat", [48, 96])
+def test_mean_resultant_from_a_coarse_grid(nlat, monkeypatch):
+    grid = GaussGrid(nlat)
+    for kappa in (6.0, 60.0):
+        density = 0.5 * vmf(grid.points, MU, kappa) + 0.5 * vmf(grid.points, -MU, kappa)
+        fields = AttentionOperator(grid, "attention", 1, 1e-12, two_point=True)(density, Heads(LOGITS, WEIGHT))
+        found = mean_resultant(fields)
+        monkeypatch.setattr("sphereflow.variational.RESULTANT_GRIDS", ())
+        assert found == pytest.approx(mean_resultant(fields), abs=1e-5)
+        monkeypatch.undo()
 
 
 def test_attention_to_one_cluster_is_sharp_and_to_all_directions_alike_is_none():

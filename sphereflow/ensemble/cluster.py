@@ -22,6 +22,8 @@ _LOCAL = {
 _LOCAL_CONFIG = {
     "distributed.worker.profile.enabled": False,  # it interrupts the members a hundred times a second
     "distributed.worker.multiprocessing-method": "spawn",
+    # in place of dask's own, which also let glibc give back and fetch anew the memory of every large array
+    "distributed.nanny.pre-spawn-environ": dict.fromkeys(("OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"), 1),
 }
 _LOGGERS = ("distributed", "tornado", "asyncio")  # they print tracebacks about what is handled and told here
 

@@ -10,6 +10,7 @@ The integrals of the ledger (work of the weights, P, G^2) ride along with the sc
 """
 
 from dataclasses import dataclass, field
+from functools import cached_property
 from typing import NamedTuple
 
 import numpy as np
@@ -66,6 +67,11 @@ class ParticleSnapshot:
     def resultant(self) -> np.ndarray:
         """Resultant length of the attention at the tokens, (n,)."""
         return self.fields.resultant
+
+    @cached_property
+    def mean_resultant(self) -> float:
+        """Its mean over the tokens."""
+        return float(self.sample[1] @ self.resultant / self.mass)
 
     @property
     def mass(self) -> float:
