@@ -1,4 +1,7 @@
-"""The baseline: a CSV file of figures (name, better, value), and the comparison of new ones with it."""
+"""The baseline: a CSV file of figures (name, better, value), and the comparison of new ones with it.
+
+The one that is kept has the worse value of two runs on the machine of docs/performance.md.
+"""
 
 import csv
 from collections.abc import Iterable

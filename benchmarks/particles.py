@@ -104,16 +104,25 @@ def octahedron_sample(kappa: float):
     return sample
 
 
-def statistical_error(settings: Settings, exact: float, path, sample) -> tuple[float, list[list[str]]]:
-    """c of the root mean square relative error c / sqrt(n) of E(2), and the measured rows."""
-    counts, replicas = settings.pick((50, 100, 200, 400), (20, 40)), settings.pick(60, 4)
-    rows, constants = [], []
+def sampling_error(settings: Settings, exact: float, path, sample) -> tuple[float, float, list[list[str]]]:
+    """Relative error of E(2) of n tokens, a scatter c / sqrt(n) and a bias b / n: c, b, and the measured rows.
+
+    The bias is the energy of tokens with themselves.
+    """
+    counts, replicas = settings.pick((50, 100, 200, 400), (20, 40)), settings.pick(40, 4)
+    rows, scatter, bias = [], [], []
     for count in counts:
         found = np.array([tokens_energy(count, 0.2, path, sample, 1000 * count + k) for k in range(replicas)])
-        error = float(np.sqrt(np.mean((found / exact - 1) ** 2)))
-        constants.append(error * np.sqrt(count))
-        rows.append([str(count), f"{error:.1e}", f"{(found.mean() / exact - 1):.1e}", f"{constants[-1]:.2f}"])
-    return float(np.median(constants)), rows
+        scatter.append(found.std(ddof=1) / exact * np.sqrt(count))
+        bias.append((found.mean() / exact - 1) * count)
+        error = np.sqrt(np.mean((found / exact - 1) ** 2))
+        rows.append([str(count), f"{error:.1e}", f"{scatter[-1]:.3f}", f"{bias[-1]:.2f}"])
+    return float(np.median(scatter)), float(np.median(bias)), rows
+
+
+def tokens_needed(tolerance: float, scatter: float, bias: float) -> float:
+    """The n with scatter^2 / n + bias^2 / n^2 = tolerance^2."""
+    return (scatter**2 + np.sqrt(scatter**4 + 4 * (bias * tolerance) ** 2)) / (2 * tolerance**2)
 
 
 def cheapest_grid(exact: float, tolerance: float, sizes) -> tuple[int, float]:
@@ -130,12 +139,12 @@ def against_direct_tokens(settings: Settings) -> Report:
     fine = settings.pick(64, 24)
     exact = density_energy(fine, solver__error_tolerance=1e-6)[0]
     path, sample = octahedron(grid__nlat=16, **SMOOTH).path, octahedron_sample(SMOOTH["initial__kappa"])
-    constant, statistics = statistical_error(settings, exact, path, sample)
+    scatter, bias, statistics = sampling_error(settings, exact, path, sample)
     direct = time_of_direct_run(settings, path, sample)
     report, rows = Report(), []
     for tolerance, target in ((1e-2, 100.0), (1e-3, 10_000.0)):
         nlat, error = cheapest_grid(exact, tolerance, settings.pick((12, 16, 24, 32, 48), (16, 24)))
-        needed = (constant / tolerance) ** 2
+        needed = float(tokens_needed(tolerance, scatter, bias))
         quickest = float(np.median([density_energy(nlat)[1] for _ in range(settings.pick(7, 1))]))
         for library, (count, seconds) in direct.items():
             spent = seconds * (needed / count) ** 2
@@ -152,8 +161,8 @@ def against_direct_tokens(settings: Settings) -> Report:
             )  # fmt: skip
     header = ["error of E(2)", "grid", "its error", "density", "direct sum in", "tokens", "time", "ratio"]
     report.tables.append(Table("Density against direct tokens, ten oscillating heads, until t = 2", header, rows))
-    header = ["tokens", "error of E(2)", "its mean", "error times sqrt(n)"]
-    report.tables.append(Table("Statistical error of tokens", header, statistics))
+    header = ["tokens", "error of E(2)", "scatter times sqrt(n)", "bias times n"]
+    report.tables.append(Table("Sampling error of tokens", header, statistics))
     return report
 
 

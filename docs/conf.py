@@ -43,7 +43,6 @@ html_static_path = ["static"]
 html_css_files = ["site.css"]
 html_show_copyright = True
 html_copy_source = False
-suppress_warnings = ["toc.empty_glob"]
 
 
 def read_as_text(app, what, name, obj, options, lines):

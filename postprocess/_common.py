@@ -63,7 +63,7 @@ def opened(paths):
 
 
 def settings(run) -> dict:
-    """The resolved case of a run as a flat dictionary: {"heads.count": 10, ...}; lists are text."""
+    """The resolved case of a run as a flat dictionary: {"heads.count": 10, ...}; lists are text, files have no folder."""
     flat = {}
 
     def walk(prefix, table):
@@ -71,7 +71,8 @@ def settings(run) -> dict:
             if isinstance(value, dict):
                 walk(f"{prefix}{key}.", value)
             else:
-                flat[prefix + key] = str(value) if isinstance(value, list) else value
+                value = str(value) if isinstance(value, list) else value
+                flat[prefix + key] = Path(value).name if key == "file" else value
 
     walk("", tomllib.loads(run.attrs["sphereflow_case"]))
     if "heads.count" not in flat and "head" in run.sizes:
@@ -150,11 +151,9 @@ def bootstrap(values, statistic, draws=2000, seed=0) -> tuple[float, float, floa
     return (float(statistic(values)), *map(float, np.percentile(found, [2.5, 97.5])))
 
 
-def save(figure, output, force=False) -> list[Path]:
-    """Write a figure as PNG and PDF; `output` is a name without suffix, or with one of the two."""
-    stem = Path(output)
-    stem = stem.with_suffix("") if stem.suffix in (".png", ".pdf") else stem
-    return [save_figure(figure, stem.with_name(stem.name + suffix), force=force) for suffix in (".png", ".pdf")]
+def save(figure, stem, options) -> list[Path]:
+    """Write a figure as STEM.png and STEM.pdf, with the options `force` and `dpi` of `add_files`."""
+    return [save_figure(figure, f"{stem}{suffix}", force=options.force, dpi=options.dpi) for suffix in (".png", ".pdf")]
 
 
 def write_table(rows, path, force=False) -> Path:
@@ -188,6 +187,7 @@ def add_files(parser, default) -> None:
     parser.add_argument("runs", nargs="+", metavar="RUN", help="a run (.nc), or the folder or manifest of an ensemble")
     parser.add_argument("-o", "--output", default=default, metavar="NAME",
                         help=f"writes NAME.png, NAME.pdf and NAME.csv ({default})")  # fmt: skip
+    parser.add_argument("--dpi", type=float, default=150, metavar="N", help="pixels per inch of the PNG (150)")
     parser.add_argument("--force", action="store_true", help="keep files that have these names as NAME.bak and write anew")
 
 

@@ -7,11 +7,13 @@
 Takes runs, ensembles, or both. The colours go with the first key in which the cases differ (or `--colours`), the columns of
 panels with another (`--panels`); curves are medians over all runs that agree in both, bands reach from the 10 % to the 90 %
 quantile. The CSV has a row for each such group: means over time from `--start` (half of the run) on, and the errors of these
-means over the runs. With `--period T` it also has the amplitudes of the harmonics k = 1, 2, ... of the period T in the last
-quantity named in `--harmonics-of`, after a straight line is taken off, from the last whole number of periods.
+means over the runs. With `--slopes` it has the exponents of q ~ (1 + t)^b then, from means over `--period` (2 pi) if there are
+three whole ones. With `--period T` alone it has the amplitudes of the harmonics k = 1, 2, ... of the period T in the
+quantity `--harmonics-of`, after a straight line is taken off, from the last whole number of periods.
 """
 
 import argparse
+import textwrap
 
 import numpy as np
 from _common import (
@@ -28,6 +30,7 @@ from _common import (
     varied,
     write_table,
 )  # fmt: skip
+from scipy.integrate import cumulative_trapezoid
 
 from sphereflow.errors import CaseError
 from sphereflow.plotting.style import new_figure, styled
@@ -58,6 +61,28 @@ def harmonics(t, values, period, count=HARMONICS, start=None):
     return np.hypot(found[2 : 2 + count], found[2 + count :])
 
 
+def slope(t, values, period, start=None):
+    """Exponent b of q ~ (1 + t)^b from `start` (None: the middle) on: a line through the logarithms of means over periods.
+
+    NaN if a mean is not positive.
+
+    Raises
+    ------
+    CaseError
+        If fewer than three whole periods are left.
+    """
+    start = (t[0] + t[-1]) / 2 if start is None else start
+    count = int((t[-1] - start) * (1 + 1e-9) / period)
+    if count < 3:
+        raise CaseError(f"--slopes: from t = {start:g} on there are {count} periods of {period:g}; three are needed")
+    edges = t[-1] - period * np.arange(count, -1, -1)
+    integral = np.interp(edges, t, cumulative_trapezoid(values, t, initial=0))
+    means = np.diff(integral) / period
+    if not (means > 0).all():
+        return float("nan")
+    return float(np.polyfit(np.log(1 + (edges[1:] + edges[:-1]) / 2), np.log(means), 1)[0])
+
+
 def together(runs, name):
     """Times (m,) and values (runs, m) of a quantity on the times of the first run.
 
@@ -77,7 +102,7 @@ def draw(found, colours, panels, quantities, options, title):
     columns = list(dict.fromkeys(key[1] for key in found))
     names = list(dict.fromkeys(key[0] for key in found))
     with styled():
-        figure = new_figure(max(4.4, 3.9 * len(columns) + 0.4), 0.5 + 2.3 * len(quantities))
+        figure = new_figure(max(5.2, 3.7 * len(columns) + 0.9), 0.5 + 2.3 * len(quantities))
         grid = figure.subplots(len(quantities), len(columns), squeeze=False, sharex=True, sharey="row")
         for (colour, column), runs in found.items():
             look = {"color": COLOURS[names.index(colour) % len(COLOURS)], "lw": 1.1}
@@ -100,8 +125,13 @@ def draw(found, colours, panels, quantities, options, title):
         for axes in grid[-1]:
             axes.set_xlabel("1 + t" if options.log_time else "flow time t")
         if colours is not None:
-            grid[0, -1].legend(title=colours, fontsize=7, loc="best")
-        figure.suptitle(title, x=0.01, ha="left", weight="bold", parse_math=False)
+            found_lines = [pair for axes in grid[0] for pair in zip(*axes.get_legend_handles_labels(), strict=True)]
+            handles = {label: handle for handle, label in found_lines}
+            handles = {str(name): handles[str(name)] for name in names}
+            corner = {"loc": "upper left", "bbox_to_anchor": (1.0, 1.0)}
+            grid[0, -1].legend(handles.values(), handles.keys(), title=colours, fontsize=7, **corner)
+        wrapped = "\n".join(textwrap.wrap(title, int(13 * figure.get_figwidth())))
+        figure.suptitle(wrapped, x=0.01, ha="left", weight="bold", parse_math=False)
         figure.tight_layout()
     return figure
 
@@ -116,7 +146,12 @@ def table(found, colours, panels, quantities, options):
             means = np.array([late_mean(run, name, options.start) for run in runs])
             row[name] = float(means.mean())
             row[f"{name}_error"] = float(means.std(ddof=1) / np.sqrt(means.size)) if means.size > 1 else float("nan")
-        if options.period is not None:
+        if options.slopes:
+            period = options.period or 2 * np.pi
+            for name in quantities:
+                each = [slope(run["t"].values, series(run, name), period, options.start) for run in runs]
+                row[f"{name}_slope"] = float(np.median(each))
+        elif options.period is not None:
             each = [harmonics(run["t"].values, series(run, options.harmonics_of), options.period, start=options.start)
                     for run in runs]  # fmt: skip
             row |= {f"harmonic_{k + 1}": float(value) for k, value in enumerate(np.median(each, axis=0))}
@@ -137,7 +172,7 @@ def work(options):
         print_table(rows)
         print()
         figure = draw(found, colours, panels, options.quantities, options, options.title or runs[0].attrs["title"])
-    yield from save(figure, options.output, options.force)
+    yield from save(figure, options.output, options)
     yield write_table(rows, f"{options.output}.csv", options.force)
 
 
@@ -153,6 +188,7 @@ def main(arguments=None):
     parser.add_argument("--log-time", action="store_true", help="a logarithmic axis of 1 + t")
     parser.add_argument("--start", type=float, metavar="T", help="means are taken from this flow time on (half of the run)")
     parser.add_argument("--period", type=float, metavar="T", help="also tabulate harmonics of this period")
+    parser.add_argument("--slopes", action="store_true", help="tabulate exponents of power laws in 1 + t instead")
     parser.add_argument("--harmonics-of", default="energy", metavar="NAME", help="quantity whose harmonics are taken (energy)")
     parser.add_argument("--title", help="heading of the figure (the first run's title)")
     return script(work, parser.parse_args(arguments))

@@ -12,7 +12,8 @@ differ in seeds only, the CSV has
     residual_P      (change - work + P)/G2
     residual_G2     (change - work - s G2)/G2
 
-as medians over the runs, with the smallest and largest residuals. With W, P and G^2 from grids or tokens alike.
+as medians over the runs, with the smallest and largest residuals. Of runs that differ in seeds only the first one's curves are
+drawn.
 """
 
 import argparse
@@ -134,13 +135,16 @@ def work(options):
         print()
         title = options.title or runs[0].attrs["title"]
         figure = draw_one(runs[0]) if abscissa is None else draw_many(rows, keys, abscissa, title)
-    yield from save(figure, options.output, options.force)
+    yield from save(figure, options.output, options)
     yield write_table(rows, f"{options.output}.csv", options.force)
 
 
 def main(arguments=None):
     """The command."""
-    parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=__doc__.split("\n\n")[2])
+    parser = argparse.ArgumentParser(
+        description=__doc__.splitlines()[0], epilog="\n\n".join(__doc__.split("\n\n")[2:]),
+        formatter_class=argparse.RawDescriptionHelpFormatter,
+    )  # fmt: skip
     add_files(parser, "energy_balance")
     parser.add_argument("--abscissa", metavar="KEY", help="key of the case to draw residuals over (solver.dt if it differs)")
     parser.add_argument("--title", help="heading of a figure of many runs (the first run's title)")

@@ -128,7 +128,8 @@ def draw(x, samples, found, key, power, title):
             right.errorbar(x, mean * scale, error * scale, **look, label=symbol)
         left.set(xscale="log", yscale="log", xlabel=key, title="Late means")
         left.legend()
-        right.set(xscale="log", xlabel=key, ylim=(0, None), title=f"Late means times ({key})$^{{{-power:g}}}$")
+        times = "" if power == -1 else f"$^{{{-power:g}}}$"
+        right.set(xscale="log", xlabel=key, ylim=(0, None), title=f"Late means times {key}{times}")
         right.legend()
         for axes in (left, right):
             axes.set_xticks(x, [f"{value:g}" for value in x])
@@ -148,7 +149,7 @@ def work(options):
     print()
     print_table(found)
     print()
-    yield from save(draw(x, samples, found, options.key, options.exponent, title), options.output, options.force)
+    yield from save(draw(x, samples, found, options.key, options.exponent, title), options.output, options)
     yield write_table(rows, f"{options.output}.csv", options.force)
     yield write_table(found, f"{options.output}_fits.csv", options.force)
 
@@ -158,7 +159,7 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0], epilog=__doc__.split("\n\n")[2])
     add_files(parser, "head_scaling")
     parser.add_argument("--key", default="heads.count", help="key of the case whose values are the abscissa (heads.count)")
-    parser.add_argument("--quantities", nargs="+", default=QUANTITIES, metavar="NAME", help="(G^2, S^2 and P)")
+    parser.add_argument("--quantities", nargs="+", default=QUANTITIES, metavar="NAME", help="what to average (G^2, S^2, P)")
     parser.add_argument("--start", type=float, metavar="T", help="average from this flow time on (half of the run)")
     parser.add_argument("--exponent", type=float, default=-1.0, metavar="B", help="expected exponent, divided out (-1)")
     return script(work, parser.parse_args(arguments))

@@ -65,7 +65,7 @@ def work(options):
                 run, options.what or [subject(run)], options.times, projection=options.projection, scale=options.scale
             )
             name = options.output if len(chosen) == 1 else f"{options.output}_{number:0{width}d}"
-            files += save(figure, name, options.force)
+            files += save(figure, name, options)
             rows += describe(run, options.times)
     yield from files
     yield write_table(rows, f"{options.output}.csv", options.force)

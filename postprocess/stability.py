@@ -39,6 +39,7 @@ DISTANCES = {  # name in the table of sizes: column, label, marker
     "fixed_energy_difference": (r"$|\Delta E|$, reference weights", "v"),
 }
 ROUNDING = 1e-14
+SPAN = 1.7  # sizes must differ by this factor before an order is fitted to them
 
 
 def files_of(names):
@@ -93,14 +94,14 @@ def final_values(pairs, at):
 
 
 def fitted_order(size, value, smallest=None):
-    """Slope of log value against log size by least squares, over the pairs where both are known and not 0.
+    """Slope of log value against log size by least squares, over the pairs where both are known and not 0; or NaN.
 
     With `smallest`, over so many pairs with the smallest sizes.
     """
     known = np.isfinite(size) & np.isfinite(value) & (size > 0) & (value > ROUNDING)
     order = np.argsort(size[known])[:smallest]
     x, y = np.log(size[known][order]), np.log(value[known][order])
-    if x.size < 2 or np.ptp(x) < 1e-6:
+    if x.size < 2 or np.ptp(x) < np.log(SPAN):
         return np.nan
     return float(np.polyfit(x, y, 1)[0])
 
@@ -237,7 +238,7 @@ def draw_sizes(axes, pairs, at):
         shown = (size > 0) & (value > ROUNDING)
         if shown.any():
             order = fitted_order(size, value)
-            axes.plot(size[shown], value[shown], marker, label=f"{text}: order {order:.2f}")
+            axes.plot(size[shown], value[shown], marker, label=text + (f": order {order:.2f}" if np.isfinite(order) else ""))
             ends = np.array([size[shown].min(), size[shown].max()])
             middle = np.exp(np.mean(np.log(value[shown]) - order * np.log(size[shown])))
             axes.plot(ends, middle * ends**order, color="0.6", lw=0.8, zorder=0)

@@ -5,7 +5,6 @@ again. The finished file equals that of an uninterrupted run bit for bit in ever
 """
 
 import contextlib
-import datetime
 import json
 import os
 import sys
@@ -18,12 +17,19 @@ import numpy as np
 from sphereflow.case import Case, parse_case
 from sphereflow.errors import CaseError, CheckpointError, OutputError
 from sphereflow.heads import WeightPath
-from sphereflow.runs import build_solver, build_weight_path, compiled_threads, output_layout, run_attributes
+from sphereflow.runs import (
+    build_solver,
+    build_weight_path,
+    compiled_threads,
+    history_line,
+    new_output,
+    output_layout,
+    run_attributes,
+)
 from sphereflow.sessions import Interrupts, Keeper, drive
 from sphereflow.simulation import record_times
 from sphereflow.storage import RunWriter, checkpoint, open_run, read_restart, read_weight_path
 from sphereflow.storage.checkpoint import Checkpoint
-from sphereflow.storage.claim import backup_name
 
 
 def resume(
@@ -81,34 +87,37 @@ def resume(
         if source.attrs["sphereflow_state"] == "complete" and extend is None:
             notify(f"{path}: is complete; to go on beyond its end use --extend")
             return open_run(path)
-        case = _case_of(source, path)
-        found = _checkpoint_of(source, path, case, notify)
-        weights = read_weight_path(path)
-        if extend is not None:
-            case, weights = _extended(case, weights, extend)
-        _notify_versions(source, notify)
+        case, weights, found = _taken_up(source, path, extend, notify)
         solver = build_solver(_with_backend(case, source), threads, path=weights, state=found.state or None)
         variables, layout = output_layout(case, solver)
         times, run_id = _remaining(case, source, found.records), source.attrs["id"]
         if elsewhere or extend is not None:
-            target = Path(os.path.abspath(output)) if elsewhere else path
-            attributes = {**run_attributes(case, solver), "history": _history(source), "id": str(uuid.uuid4())}
-            run_id = attributes["id"]
-            writer = RunWriter.create(
-                target, variables=variables, attributes=attributes, weight_path=weights, force=force or not elsewhere, **layout
-            )
-            checkpoint.move(target, backup_name(target))
+            target, run_id = Path(os.path.abspath(output)) if elsewhere else path, str(uuid.uuid4())
+            history = f"{source.attrs.get('history', '')}\n{history_line()}".strip()
+            attributes = {**run_attributes(case, solver), "history": history, "id": run_id}
+            writer = new_output(target, solver, variables, attributes, layout, force or not elsewhere)
             with writer_on_error(writer):
                 writer.copy_records(source, found.records)
         else:
-            target, history = path, _history(source)
+            target = path
             stack.close()  # HDF5's lock: a file that is open for reading cannot be opened for writing
             writer = RunWriter.reopen(path, variables=variables, records=found.records)
             with writer_on_error(writer):
-                writer.note(history.splitlines()[-1])
+                writer.note(history_line())
         keeper = Keeper(case, solver, writer, run_id, found.number + 1, notify)
         drive(case, solver, writer, variables, times, keeper, interrupts, on_step)
     return open_run(target)
+
+
+def _taken_up(source, path: Path, extend: float | None, notify) -> tuple[Case, WeightPath, Checkpoint]:
+    """What a session goes on with: the case, perhaps with a later end, its weights, and a checkpoint."""
+    case = _case_of(source, path)
+    found = _checkpoint_of(source, path, case, notify)
+    weights = read_weight_path(path)
+    if extend is not None:
+        case, weights = _extended(case, weights, extend)
+    _notify_versions(source, notify)
+    return case, weights, found
 
 
 @contextlib.contextmanager
@@ -183,12 +192,6 @@ def _remaining(case: Case, source, records: int) -> np.ndarray:
     """Times of the records that are still to be written."""
     times = record_times(case.solver.t_end, case.output.every)
     return times[times > source["t"].values[records - 1] * (1 + 1e-12)] if records else times
-
-
-def _history(source) -> str:
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    command = " ".join(Path(arg).name if k == 0 else arg for k, arg in enumerate(sys.argv))
-    return f"{source.attrs.get('history', '')}\n{now}: {command}".strip()
 
 
 def _notify_versions(source, notify) -> None:

@@ -270,10 +270,7 @@ def run_to_file(case: Case, output=None, force=False, threads=1, on_step=None, n
         solver = build_solver(case, threads)
         variables, layout = output_layout(case, solver)
         attributes = run_attributes(case, solver)
-        writer = RunWriter.create(
-            path, variables=variables, attributes=attributes, weight_path=solver.path, force=force, **layout
-        )
-        checkpoint.move(path, backup_name(path))
+        writer = new_output(path, solver, variables, attributes, layout, force)
         keeper = Keeper(case, solver, writer, attributes["id"], 0, notify)
         times = record_times(case.solver.t_end, case.output.every)
         drive(case, solver, writer, variables, times, keeper, interrupts, on_step)
@@ -308,10 +305,27 @@ def compiled_threads(threads: int):
         numba.set_num_threads(before)
 
 
+def new_output(path: Path, solver, variables, attributes: dict, layout: dict, force: bool) -> RunWriter:
+    """Create an output file; checkpoints of a file that had the name follow it to NAME.bak."""
+    writer = RunWriter.create(
+        path, variables=variables, attributes=attributes, weight_path=solver.path, force=force, **layout
+    )
+    checkpoint.move(path, backup_name(path))
+    return writer
+
+
+def history_line() -> str:
+    """When, and by what command: a line of the attribute `history`."""
+    command = " ".join(Path(arg).name if k == 0 else arg for k, arg in enumerate(sys.argv))
+    return f"{_now()}: {command}"
+
+
+def _now() -> str:
+    return datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
+
+
 def run_attributes(case: Case, solver) -> dict:
     """Global attributes: what was run, by what, when."""
-    now = datetime.datetime.now(datetime.UTC).strftime("%Y-%m-%dT%H:%M:%SZ")
-    command = " ".join(Path(arg).name if k == 0 else arg for k, arg in enumerate(sys.argv))
     particles = case.solver.kind == "particles"
     backend = "ducc0" if particles else solver.fields.expansion.transform(case.grid.nlat, case.grid.nlat - 1).name
     libraries = ["numpy", "scipy", "numba", "ducc0", "netCDF4"] + (["shtns"] if backend == "shtns" else [])
@@ -325,11 +339,11 @@ def run_attributes(case: Case, solver) -> dict:
         "title": title,
         "summary": f"{what}, velocity model {case.model.velocity} ({case.model.direction}), "
         f"{solver.path.logits.shape[1]} heads with {case.heads.schedule} weights, by {case.solver.kind}.",
-        "history": f"{now}: {command}",
+        "history": history_line(),
         "source": f"sphereflow {__version__}",
         "references": REFERENCES,
         "id": str(uuid.uuid4()),
-        "date_created": now,
+        "date_created": _now(),
         "sphereflow_case": case.to_toml(),
         "sphereflow_case_sha256": case.sha256,
         "sphereflow_seed": json.dumps(case.heads.seed),

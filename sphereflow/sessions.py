@@ -108,6 +108,7 @@ class Keeper:
             self.save()
         except OutputError as error:
             self._notify(f"{error}; the run goes on")
+            self._number += 1  # the other name may do
             self._last = clock.monotonic()
 
 

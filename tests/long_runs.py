@@ -5,6 +5,7 @@ The processes are forked from a server that has imported the package already, wh
 
 import multiprocessing
 import os
+import resource
 import time
 
 import numpy as np
@@ -43,15 +44,13 @@ def case(kind, backend="ducc0", **changes):
 
 
 OFTEN = {"checkpoint_every": 0.02}
-SOMETIMES_DIFFERS = pytest.mark.xfail(
-    strict=False, reason="a resumed movement run differs now and then in the last digits, cause unknown: docs/reliability.md"
-)
-SOLVERS = ("finite-volume", pytest.param("minimizing-movement", marks=SOMETIMES_DIFFERS), "particles")
+SOLVERS = ("finite-volume", "minimizing-movement", "particles")
 WITH_BACKENDS = (
     ("finite-volume", "ducc0"),
-    pytest.param("minimizing-movement", "ducc0", marks=SOMETIMES_DIFFERS),
+    ("minimizing-movement", "ducc0"),
     ("particles", "ducc0"),
     pytest.param("finite-volume", "shtns", marks=pytest.mark.shtns),
+    pytest.param("minimizing-movement", "shtns", marks=pytest.mark.shtns),
 )
 
 _context = multiprocessing.get_context("forkserver")
@@ -76,9 +75,11 @@ def _slow(solver):
     time.sleep(0.02)
 
 
-def _run(tables, output, slowly=False):
+def _run(tables, output, slowly=False, limit=None):
     from sphereflow.runs import run
 
+    if limit is not None:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (limit, limit))
     run(tables, output, on_step=_slow if slowly else None).close()
 
 
@@ -89,9 +90,9 @@ def _resume(path, settings):
     resume(path, **settings, on_step=_slow if slowly else None).close()
 
 
-def start_run(tables, output, slowly=False):
-    """A process that runs a case, with a short sleep after every step if `slowly`."""
-    process = _context.Process(target=_main, args=(_run, (tables, os.fspath(output), slowly)))
+def start_run(tables, output, slowly=False, limit=None):
+    """A process that runs a case, with a short sleep after every step if `slowly`, under a file-size limit in bytes."""
+    process = _context.Process(target=_main, args=(_run, (tables, os.fspath(output), slowly, limit)))
     process.start()
     return process
 

@@ -33,7 +33,6 @@ COARSE = {
     "svflow_experts": ["grid.nlat=24", "solver.t_end=0.5"],
     "mlp_drift": ["grid.nlat=24", "solver.t_end=0.5"],
     "kuramoto": ["solver.t_end=3"],
-    "energy_identity": ["solver.t_end=1"],
     "movement_vs_transport": ["grid.nlat=24", "solver.t_end=0.2", "output.every=0.1"],
 }
 

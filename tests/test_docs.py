@@ -10,7 +10,7 @@ import sphereflow
 from sphereflow.case import parse_case
 
 ROOT = Path(__file__).parents[1]
-PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/*.md")])
+PAGES = sorted([*ROOT.glob("*.md"), *ROOT.glob("docs/**/*.md")])
 RUN = "octahedron_oscillating"
 
 

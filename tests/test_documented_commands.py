@@ -28,6 +28,8 @@ ROOT = Path(__file__).parents[1]
 PAGES = [page for page in ("README.md", "docs/installing.md", "docs/tutorial.md") if (ROOT / page).exists()]
 # What a reader's copy of the repository has, and a command may name.
 REPOSITORY = ("cases", "docs", "postprocess", "benchmarks", "tests", "setup.py")
+# On the other pages commands are only held against the command line: they are long, or examples for files of the reader's.
+OTHERS = sorted({path.relative_to(ROOT).as_posix() for path in ROOT.glob("docs/**/*.md")} - set(PAGES))
 NOT_RUN = {
     "README.md": ["there is no batch system"],
     "docs/installing.md": ["changes the machine; .ci/run installs the same packages"],
@@ -72,9 +74,13 @@ def commands_of(block):
     """The `sphereflow` commands of a shell block, as lists of words."""
     text = re.sub(r"\$\(.*?\)", "0", block.text)  # what the shell puts there is one word
     lines = text.replace("\\\n", " ").splitlines()
-    parts = [part for line in lines for part in re.split(r"&&|\||;", line)]
-    words = [shlex.split(part, comments=True) for part in parts]
+    words = [shlex.split(line.removeprefix("$ "), comments=True) for line in split_commands(lines)]
     return [line[1:] for line in words if line and line[0] == "sphereflow"]
+
+
+def split_commands(lines):
+    """Single commands of lines that may hold several."""
+    return [part.strip() for line in lines for part in re.split(r"&&|\||;", line) if not line.lstrip().startswith("#")]
 
 
 @pytest.mark.parametrize("page", PAGES)
@@ -109,9 +115,20 @@ def test_commands_are_those_of_the_command_line(page):
             parse_case(block.text)
 
 
+@pytest.mark.parametrize("page", OTHERS)
+def test_commands_of_other_pages_are_those_of_the_command_line(page):
+    from sphereflow.cli import _parser
+
+    parser, text = _parser(), (ROOT / page).read_text(encoding="utf-8")
+    shown = [m["text"] for m in FENCE.finditer(text) if m["language"] in ("sh", "")]
+    shown += re.findall(r"^ {4}(?:\$ )?(sphereflow (?:.*\\\n)*.*\n)", text, re.MULTILINE)
+    for words in (words for block in shown for words in commands_of(Block("sh", block, ""))):
+        parser.parse_args(words)
+
+
 INSTALLED = '#!/bin/sh\nexec {python} {module} "$@"\n'
 MODULES = {"sphereflow": "-m sphereflow.cli", "python": ""}
-OTHERS = '#!/bin/sh\necho "{name} $*" >> "{log}"\n'
+LOGGED = '#!/bin/sh\necho "{name} $*" >> "{log}"\n'
 
 
 class Reader:
@@ -128,7 +145,7 @@ class Reader:
             (self.folder / name).symlink_to(ROOT / name)
         python = shlex.quote(sys.executable)
         scripts = {name: INSTALLED.format(python=python, module=module) for name, module in MODULES.items()}
-        scripts |= {name: OTHERS.format(name=name, log=self.log) for name in ("pip", "pytest")}
+        scripts |= {name: LOGGED.format(name=name, log=self.log) for name in ("pip", "pytest")}
         for name, script in scripts.items():
             (tools / name).write_text(script)
             (tools / name).chmod(0o755)
@@ -198,7 +215,7 @@ def follow(tmp_path, monkeypatch):
 
 def check_calls(calls):
     """What pip is asked for exists, and pytest is called as .ci/run calls it."""
-    extras = re.findall(r'^    "(\w+)": \[', (ROOT / "setup.py").read_text(), re.MULTILINE)
+    extras = re.findall(r'^    "(\w+)": ', (ROOT / "setup.py").read_text(), re.MULTILINE)
     ci = (ROOT / ".ci/run").read_text()
     for call in calls:
         if call.startswith("pip"):

@@ -16,6 +16,7 @@ from sphereflow.cli import main
 from sphereflow.ensemble.manifest import Manifest, Session, StopRequest
 from sphereflow.ensemble.member import run_member
 from sphereflow.ensemble.plan import check_inputs, parse_vary, plan_ensemble
+from sphereflow.ensemble.running import _Crew
 from sphereflow.errors import CaseError, OutputError
 
 
@@ -162,6 +163,19 @@ def test_command_line_with_worker_processes(case, scheduler, tmp_path, capsys):
     assert "all 6 runs are complete already" in err and times_of(tmp_path / "noisy-ensemble") == before
 
 
+def test_only_a_few_runs_are_handed_out_at_a_time(case, scheduler, tmp_path, monkeypatch):
+    """Which keeps the parent small: two for each worker."""
+    counts, hand_out = [], _Crew._hand_out
+
+    def counted(self):
+        hand_out(self)
+        counts.append(len(self.outstanding))
+
+    monkeypatch.setattr(_Crew, "_hand_out", counted)
+    result, _ = run_here(scheduler, case, tmp_path / "out", members=7, overrides=["solver.t_end=0.1"])
+    assert max(counts) == 2 and not result.failed
+
+
 # Going on
 
 
@@ -285,6 +299,19 @@ def test_command_line_reports_failures(case, scheduler, capsys):
     out, err = capsys.readouterr()
     assert "heads.scale=400_member000.nc: failed: " in out and "it is tried once more" in err
     assert out.splitlines()[2].split() == ["heads.scale=400", "1", "0", "0", "1", "0", "-"]
+
+
+def test_workers_with_another_version_or_another_disk(case, scheduler, tmp_path, monkeypatch):
+    with monkeypatch.context() as patch:
+        patch.setattr("sphereflow.ensemble.cluster.__version__", "99")
+        with pytest.raises(CaseError, match="has sphereflow .*, this is 99; install the same"):
+            run_here(scheduler, case, tmp_path / "out", members=1)
+    assert not (tmp_path / "out").exists()
+    written = {"status": "complete", "warning": None, "error": None, "numerical": False, "traceback": None, "notes": []}
+    elsewhere = {**written, "seconds": 1.0, "cpu_seconds": 1.0, "host": "node7"}
+    monkeypatch.setattr("sphereflow.ensemble.running.run_member", lambda task: dict(elsewhere))
+    result, _ = run_here(scheduler, case, tmp_path / "out", members=1)
+    assert "the worker on node7 has written it, but it cannot be seen here" in result.failed[0]["error"]
 
 
 def test_a_bug_in_a_member_is_a_failure_with_a_traceback(case, tmp_path, monkeypatch):

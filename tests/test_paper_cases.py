@@ -89,11 +89,14 @@ def test_harmonics_left_by_equally_spaced_heads_are_the_speed_of_their_mean():
     points, mass = made.density_at_rest(["grid.nlat=8", "initial.kappa=3", "solver.t_end=1", "output.every=1"])
     assert mass.sum() == pytest.approx(1)
     velocity, mobility = made.loop(points, mass)
-    power, b = made.harmonics(points, mass), 1 / np.mean(1 / mobility, axis=0)
+    power, b = made.harmonics(velocity, mobility, mass), 1 / np.mean(1 / mobility, axis=0)
     for heads, size in ((2, 1e-3), (5, 1e-7)):
         mean = sum(np.roll(velocity, -made.PHASES * h // heads, axis=0) for h in range(heads)) / heads
         left = np.sum((mean - mean.mean(axis=0)) ** 2, axis=2).mean(axis=0) @ (b * mass)
         assert left == pytest.approx(power[heads::heads].sum(), rel=1e-4) and left > size
+    t, energy = 2 * np.pi * np.arange(made.PHASES) / made.PHASES, mobility @ mass / 2
+    second = np.hypot(energy @ np.cos(2 * t), energy @ np.sin(2 * t)) * 2 / made.PHASES
+    assert made.energy_amplitudes(mass, mobility)[2] == pytest.approx(second) and second > 1e-2
 
 
 def test_equally_spaced_phases_leave_only_multiples_of_the_number_of_heads():

@@ -153,6 +153,15 @@ def test_late_means_are_those_of_the_second_half(scripts):
     assert scripts._common.late_mean(made_up, "energy", 3.0) == pytest.approx(3.5)
 
 
+def test_power_law_in_time(scripts):
+    t = np.linspace(0, 60, 6001)
+    values = (1 + t) ** -1.5 * (1 + 0.9 * np.cos(2 * t))
+    assert scripts.against_time.slope(t, values, np.pi) == pytest.approx(-1.5, abs=1e-2)
+    assert np.isnan(scripts.against_time.slope(t, values - 1, np.pi))
+    with pytest.raises(CaseError, match="there are 2 periods of 12; three are needed"):
+        scripts.against_time.slope(t, values, 12.0)
+
+
 def test_harmonics_of_a_drifting_oscillation(scripts):
     t = np.linspace(0, 20, 401)
     values = 3 + 0.2 * t + 0.5 * np.cos(2 * t + 1) + 1e-3 * np.sin(6 * t)

@@ -20,7 +20,7 @@ from sphereflow.grid import GaussGrid
 from sphereflow.report import write_report
 
 REQUIRE_BROWSER = "SPHEREFLOW_REQUIRE_BROWSER"
-WIDE, NARROW = (1280, 900), (390, 844)
+WIDE, NARROW = (1280, 720), (390, 844)
 FLAGS = (
     "--headless=new --no-sandbox --disable-dev-shm-usage --use-gl=angle --use-angle=swiftshader --enable-unsafe-swiftshader "
     "--hide-scrollbars --no-first-run --disable-extensions --disable-background-networking --disable-component-update"

@@ -1,6 +1,5 @@
 """Runs that are interrupted, killed, damaged, moved or extended, and what `resume` makes of them."""
 
-import contextlib
 import os
 import resource
 import shutil
@@ -10,12 +9,13 @@ import long_runs
 import numpy as np
 import pytest
 from long_runs import SOLVERS, WITH_BACKENDS, differences
+from threadpoolctl import threadpool_info, threadpool_limits
 
-from sphereflow import open_run, storage
+from sphereflow import open_run
 from sphereflow.cli import main
 from sphereflow.errors import CaseError, CheckpointError, OutputError, RunInterrupted
 from sphereflow.resuming import resume
-from sphereflow.runs import run
+from sphereflow.runs import compiled_threads, run
 from sphereflow.sessions import Interrupts
 from sphereflow.storage import checkpoint, run_summary
 
@@ -109,6 +109,12 @@ def test_ignored_signal_stays_ignored():
             assert interrupts.received is None
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def test_blas_has_one_thread_during_a_run_whatever_its_settings():
+    with threadpool_limits(2, user_api="blas"), compiled_threads(1):
+        counts = {info["num_threads"] for info in threadpool_info() if info["user_api"] == "blas"}
+    assert counts == {1}
 
 
 def test_no_checkpoints_in_mid_run_if_none_are_wanted(tmp_path, whole):
@@ -292,40 +298,34 @@ def test_output_that_goes_away(tmp_path, what):
         run(TABLES, path, on_step=At(remove, 9))
 
 
-def test_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, whole, monkeypatch):
-    save, told, tried = checkpoint.save, [], []
+def test_checkpoint_that_cannot_be_written_does_not_end_the_run(tmp_path, whole):
+    told, taken = [], checkpoint.checkpoint_files(tmp_path / "run.nc")[1]
 
-    def full(output, content):
-        tried.append(content.number)
-        if len(tried) == 2:
-            raise OutputError("no space")
-        return save(output, content)
+    def take():  # the name of every second checkpoint
+        taken.unlink(missing_ok=True)
+        taken.mkdir()
 
-    monkeypatch.setattr(checkpoint, "save", full)
-    run(long_runs.case("finite-volume", output=long_runs.OFTEN), tmp_path / "run.nc", notify=told.append).close()
-    assert told == ["no space; the run goes on"]
+    tables = long_runs.case("finite-volume", output={"checkpoint_every": 1e-6})
+    run(tables, tmp_path / "run.nc", on_step=At(take, 9), notify=told.append).close()
+    assert len(told) > 3
+    assert all(f"{taken}: cannot write the checkpoint: Is a directory; the run goes on" == text for text in told)
     assert differences(tmp_path / "run.nc", whole()) == []
 
 
-def test_full_disk_ends_the_run_and_it_goes_on_elsewhere(tmp_path, whole, monkeypatch):
-    path = tmp_path / "run.nc"
+@pytest.fixture
+def file_size_limit():
+    """Function that sets the size beyond which this process cannot extend a file; the limit ends with the test."""
     soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    yield lambda size: resource.setrlimit(resource.RLIMIT_FSIZE, (soft if size is None else size, hard))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
 
-    class Reserve:
-        """Gives room back when it is closed, as the file does that occupies it on a real disk."""
 
-        def close(self):
-            resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
-
-    def fill():
-        resource.setrlimit(resource.RLIMIT_FSIZE, (path.stat().st_size + 3000, hard))
-
-    monkeypatch.setattr(storage.writer, "_reserve", lambda folder, size: Reserve())
-    with contextlib.ExitStack() as stack:
-        stack.callback(resource.setrlimit, resource.RLIMIT_FSIZE, (soft, hard))
-        with pytest.raises(OutputError, match="run.nc: cannot write the record"):
-            run(TABLES, path, on_step=At(fill, 9))
-    monkeypatch.undo()
+def test_file_size_limit_ends_the_run_and_it_goes_on_elsewhere(tmp_path, whole, file_size_limit):
+    path = tmp_path / "run.nc"
+    with pytest.raises(OutputError, match="run.nc: cannot write the record at t = .*: File too large; the file holds"):
+        run(TABLES, path, on_step=At(lambda: file_size_limit(path.stat().st_size + 3000), 9))
+    file_size_limit(None)
+    assert run_summary(path)["records"] > 1
     resume(path, tmp_path / "elsewhere.nc").close()
     assert differences(tmp_path / "elsewhere.nc", whole()) == []
 

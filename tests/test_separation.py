@@ -189,6 +189,8 @@ def test_fitted_order_is_the_slope():
     assert fitted_order(size, 3 * size**2) == pytest.approx(2)
     assert fitted_order(size, size + 100 * size**4, 2) < fitted_order(size, size + 100 * size**4)
     assert np.isnan(fitted_order(size, np.zeros(5)))
+    near = np.array([0.3, 0.31, 0.33])  # an order of such sizes would be noise
+    assert np.isnan(fitted_order(near, near))
 
 
 @pytest.mark.parametrize("path", sorted((ROOT / "cases/paper").glob("*_stability/*.toml")), ids=lambda p: p.stem)

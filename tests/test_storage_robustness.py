@@ -396,6 +396,7 @@ def test_full_disk_keeps_every_complete_record(tmp_path, file_size_limit, room):
     path = tmp_path / "run.nc"
     with pytest.raises(OutputError) as caught, create(path) as writer:
         writer.append(record(0))
+        writer._require_room = lambda size: None  # somebody else takes the room after it was asked for
         writer._reserve.close()
         writer._reserve = Ballast(lambda: file_size_limit(None))
         file_size_limit(path.stat().st_size + room)
@@ -422,10 +423,24 @@ def test_full_disk_without_reserve_still_reports_the_first_error(tmp_path, file_
         create(path) as writer,
     ):
         writer.append(record(0))
+        writer._require_room = lambda size: None
         file_size_limit(path.stat().st_size)
         for k in range(1, 50):
             writer.append(record(k))
     assert any("cannot" in note for note in caught.value.__notes__)
+
+
+def test_file_size_limit_keeps_every_record_and_needs_no_reserve(tmp_path, file_size_limit):
+    path = tmp_path / "run.nc"
+    with pytest.raises(OutputError, match="run.nc: cannot write the record at t = .*: File too large"), create(path) as writer:
+        writer.append(record(0))
+        file_size_limit(path.stat().st_size + 300_000)
+        for k in range(1, 1000):
+            writer.append(record(k))
+    assert writer.records > 5
+    with open_run(path) as run:
+        assert run.sizes["t"] == writer.records and run.attrs["sphereflow_state"] in ("failed", "interrupted")
+        assert same_bits(run["density"].values, [record(k)["density"] for k in range(writer.records)])
 
 
 @pytest.mark.parametrize("size", [0, 20_000, 100_000])

@@ -46,7 +46,7 @@ def test_standard_flows_at_128(name, data, flow, limit):
 @pytest.mark.slow
 @pytest.mark.parametrize(("data", "limit"), [(slotted_cylinders, 0.46), (cosine_bells, 0.38)])
 def test_rough_data_in_the_non_divergent_flow(data, limit):
-    """Reported rather than required (benchmarks/transport.py): 0.434 and 0.355 at 64 x 128."""
+    """Reported rather than required (`python benchmarks/run.py --only flows`): 0.434 and 0.355 at 64 x 128."""
     grid = GaussGrid(64)
     q, start, lowest = transported(grid, data(grid), deformation(grid, False))
     assert l2_error(grid, q, start) <= limit

@@ -1,11 +1,11 @@
 """Workers: processes on this machine, or those of a dask scheduler that is running."""
 
 import logging
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 
 from sphereflow import __version__
 from sphereflow.ensemble.member import probe
-from sphereflow.errors import CaseError
+from sphereflow.errors import CaseError, ClusterError
 
 _INSTALL = "pip install 'dask[distributed]'"
 _CONNECT = 15.0
@@ -57,6 +57,8 @@ def connected(workers: int, scheduler: str | None):
     ------
     CaseError
         If the scheduler cannot be reached, or its workers cannot use this version of sphereflow.
+    ClusterError
+        If workers cannot be started on this machine.
     """
     import dask
     from distributed import Client, LocalCluster
@@ -66,10 +68,16 @@ def connected(workers: int, scheduler: str | None):
             with _client_of(scheduler) as client:
                 yield client
             return
-        with (
-            LocalCluster(n_workers=workers, scheduler_kwargs={"allowed_failures": 1}, **_LOCAL) as cluster,
-            Client(cluster, set_as_default=False) as client,
-        ):
+        with ExitStack() as stack:
+            try:
+                cluster = LocalCluster(n_workers=workers, scheduler_kwargs={"allowed_failures": 1}, **_LOCAL)
+                stack.enter_context(cluster)
+                client = stack.enter_context(Client(cluster, set_as_default=False))
+            except Exception as error:  # dask raises whatever a worker has met
+                raise ClusterError(
+                    f"the workers could not be started ({error}); a script must call run_ensemble under "
+                    '`if __name__ == "__main__":`, because its workers import it'
+                ) from error
             yield client
 
 

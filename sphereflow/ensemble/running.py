@@ -88,7 +88,7 @@ def run_ensemble(
     scheduler : str, optional
         Address of a running dask scheduler, "tcp://host:port", whose workers share this file system; not with `workers`.
     on_progress : callable
-        Called with the manifest when the session begins and whenever a run has ended.
+        Called with the manifest when the session begins, whenever a run has ended, and about once a second.
     notify : callable
         Told, in sentences, of what goes wrong without ending the ensemble.
 
@@ -105,7 +105,7 @@ def run_ensemble(
     OutputError
         If the folder holds something else, or a manifest of another case or other arguments.
     ClusterError
-        If the scheduler was lost. The same call goes on.
+        If the scheduler was lost (the same call goes on), or no workers could be started here.
     RunInterrupted
         After SIGINT or SIGTERM: runs in progress are put down with a checkpoint. The same call goes on.
     """
@@ -161,6 +161,7 @@ class _Crew:
         self.anew = set()
         self.events = []
         self.workers: set[str] | None = None
+        self.looked = 0.0
 
     def work(self) -> None:
         """Bring all runs to their end, or to that of the session."""
@@ -221,13 +222,13 @@ class _Crew:
             try:
                 self._take_in(*self.results.get(timeout=_TURN))
                 self.manifest.save(at_once=False)
-                continue  # without the look at the workers, which costs a message
             except queue.Empty:
-                pass
+                self.on_progress(self.manifest)
             finally:
                 if self.interrupts.received is not None:
                     self._put_down()
-            self._look_at_workers()
+            if clock.monotonic() - self.looked >= _TURN:  # it costs a message
+                self._look_at_workers()
 
     def _hand_out(self) -> None:
         """Give out waiting runs, up to two for each worker."""
@@ -298,6 +299,7 @@ class _Crew:
 
     def _look_at_workers(self) -> None:
         """Notice workers that come and go, and a scheduler that is gone."""
+        self.looked = clock.monotonic()
         try:
             found = set(self.client.nthreads())
         except Exception:  # whatever dask makes of a connection that is dead, or slow: it decides which of the two

@@ -1,10 +1,10 @@
 """Transforms by ducc0 (wheels everywhere, any grid size), with Legendre sums by matrix products.
 
 ducc0's own scalar transforms are not used: their last digits depend on where in memory ducc0's tables happen to lie, in about
-one of 1,000 calls, on grids of any size and in both directions, which breaks runs that must be resumed bit for bit. (The
-loop that makes the recurrence coefficients of one order m is compiled twice, for tables that lie apart and for tables that
-seem to overlap, and only one of the two contracts products and sums.) Its Fourier transforms and its transforms of spin 1
-have no such loop.
+one of 1,000 calls, on grids of any size and in both directions, which breaks runs that must be resumed bit for bit. (Most
+probably the loop that makes the recurrence coefficients of one order m is compiled twice, for tables that lie apart and for
+tables that seem to overlap, and only one of the two contracts products and sums.) Its Fourier transforms and its transforms
+of spin 1 have no such loop.
 
 A Legendre sum of order m is a product with the matrix of the P_lm at the northern nodes, for even and odd l - m apart:
 P_lm(pi - theta) = (-1)^(l + m) P_lm(theta). The matrices take 2 (lmax + 1)^2 nlat bytes, 34 MB for 256 latitudes and all

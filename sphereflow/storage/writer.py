@@ -37,7 +37,7 @@ from sphereflow.storage.definitions import check_declarations, define, is_record
 
 CONVENTIONS = "CF-1.11, ACDD-1.3"
 _COPIED_AT_ONCE = 16
-_SMALL = 2**18  # bytes: more than HDF5's indices or an attribute can take at once
+_SMALL = 2**17  # bytes: more than HDF5's indices or an attribute can take at once
 _NETCDF_ERRORS = (OSError, RuntimeError)
 
 
@@ -69,8 +69,10 @@ class RunWriter:
         self._last_time = -math.inf
         self._broken = False
         self._identity = _identity(file)
-        self._record_size = self._largest_record()
-        self._reserve = _reserve(path.parent, self._record_size)
+        self._chunks = [
+            (v.chunking()[0], math.prod(v.chunking()) * v.dtype.itemsize) for v in (*self._recorded.values(), dataset["t"])
+        ]
+        self._reserve = _reserve(path.parent, self._record_size(0))
 
     @classmethod
     def create(
@@ -129,11 +131,7 @@ class RunWriter:
             writer = cls(path, temporary, dataset, variables, attributes["sphereflow_status"])
             claim.install(temporary, path, force)
         except BaseException as error:
-            with contextlib.suppress(*_NETCDF_ERRORS):
-                if dataset is not None:
-                    dataset.close()
-            if writer is not None:
-                writer._reserve.close()
+            _abandon(dataset, writer)
             temporary.unlink(missing_ok=True)
             if isinstance(error, _NETCDF_ERRORS):
                 raise OutputError(f"{path}: cannot create the file: {_cause(error, path)}") from error
@@ -172,10 +170,7 @@ class RunWriter:
             writer._last_time = float(time[records - 1]) if records else -math.inf
             writer.set_status("running")
         except BaseException as error:
-            with contextlib.suppress(*_NETCDF_ERRORS):
-                dataset.close()
-            if writer is not None:
-                writer._reserve.close()
+            _abandon(dataset, writer)
             if isinstance(error, _NETCDF_ERRORS):
                 raise OutputError(f"{path}: cannot go on with the file: {_cause(error, path)}") from error
             raise
@@ -272,7 +267,7 @@ class RunWriter:
         time, values = self._checked(record)
         self._require_its_name()
         try:
-            self._require_room(self._record_size)
+            self._require_room(self._record_size(self.records))
         except OSError as error:
             raise OutputError(
                 f"{self.path}: cannot write the record at t = {time:g}: {_cause(error, self.path)}; the file holds "
@@ -412,17 +407,29 @@ class RunWriter:
             if error.errno in (errno.ENOSPC, errno.EFBIG, errno.EDQUOT):
                 raise
 
-    def _largest_record(self) -> int:
-        """Bytes of one new chunk for every variable, and some for HDF5's indices."""
-        chunks = (math.prod(v.chunking()) * v.dtype.itemsize for v in (*self._recorded.values(), self._dataset["t"]))
-        return sum(chunks) + _SMALL
+    def _record_size(self, number: int) -> int:
+        """Bytes that a record can take at most: new chunks, of fields and where a shared chunk is full, and HDF5's indices."""
+        return sum(size for records, size in self._chunks if number % records == 0) + _SMALL
+
+
+def _abandon(dataset: netCDF4.Dataset | None, writer: RunWriter | None) -> None:
+    """Close what a failed opening left open."""
+    if dataset is not None:
+        with contextlib.suppress(*_NETCDF_ERRORS):
+            dataset.close()
+    if writer is not None:
+        writer._reserve.close()
 
 
 def _reserve(folder: Path, size: int):
     """A nameless file that occupies `size` bytes of the disk until it is closed or the process ends."""
     file = tempfile.TemporaryFile(dir=folder, buffering=0)
-    while size > 0:
-        size -= file.write(bytes(size))
+    try:
+        while size > 0:
+            size -= file.write(bytes(size))
+    except BaseException:
+        file.close()
+        raise
     return file
 
 

@@ -10,7 +10,7 @@ import numpy as np
 
 POWERS = (0.5, 1.0, 2.0)
 STEP, T_END = 0.2, 200.0
-LIMIT = np.array([np.diag([1.5, 0.5, -0.5]), np.diag([-0.5, 1.0, 1.5])])
+LIMIT = np.array([np.diag([2.4, 2.0, 1.6]), np.diag([1.7, 2.3, 2.0])])
 SWING = 1.5 * np.array([[[0, 1, 0], [1, 0, 0], [0, 0, 0]], [[0, 0, 0], [0, 0, 1], [0, 1, 0]]])
 FOLDER = Path(__file__).parent
 

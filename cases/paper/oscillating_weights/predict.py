@@ -10,7 +10,8 @@ over the heads keeps the orders k = 0, +-H, +-2H, ... only, since the others' ph
 
 The forcing has the orders 1 and 2 alone: what is left for more heads comes from the exponential and the logarithm. The density
 is that of ten heads at the end of oscillating.toml. It is taken for at rest, which it is not for one or two heads: the slow
-orders move it, and it screens them.
+orders move it, and it screens them. The energy of that density, the mean of int m rho / 2, has the same orders: its amplitude
+at k = H is printed too.
 """
 
 import argparse
@@ -48,13 +49,18 @@ def loop(points, mass):
     return np.array(velocity), np.array(mobility)
 
 
-def harmonics(points, mass):
+def harmonics(velocity, mobility, mass):
     """2 int b |v_k|^2 rho for k = 1 ... ORDERS, and int b |v_0|^2 rho in front; b is that of many heads."""
-    velocity, mobility = loop(points, mass)
     b = 1 / np.mean(1 / mobility, axis=0)
     orders = np.fft.rfft(velocity, axis=0)[: ORDERS + 1] / PHASES
     power = np.sum(np.abs(orders) ** 2, axis=2) @ (b * mass)
     return np.where(np.arange(ORDERS + 1) > 0, 2, 1) * power
+
+
+def energy_amplitudes(mass, mobility):
+    """Amplitudes of the orders k = 0 ... ORDERS of the energy int m rho / 2 of one head on a density, k = 0 being its mean."""
+    orders = np.abs(np.fft.rfft(mobility @ mass / 2))[: ORDERS + 1] / PHASES
+    return np.where(np.arange(ORDERS + 1) > 0, 2, 1) * orders
 
 
 def main(arguments=None):
@@ -62,12 +68,14 @@ def main(arguments=None):
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--set", action="append", default=[], metavar="KEY=VALUE", dest="overrides", help="change the case")
     options = parser.parse_args(arguments)
-    power = harmonics(*density_at_rest(options.overrides))
+    points, mass = density_at_rest(options.overrides)
+    velocity, mobility = loop(points, mass)
+    power, energy = harmonics(velocity, mobility, mass), energy_amplitudes(mass, mobility)
     print("order k and its share of G^2 for one head:")
     print("  ".join(f"{k}: {value:.1e}" for k, value in enumerate(power)))
-    print("G^2 of equally spaced heads, without what the density answers:")
+    print("G^2 and E of equally spaced heads, without what the density answers:")
     for heads in HEADS:
-        print(f"H = {heads:2d}: {power[heads::heads].sum():.2e}")
+        print(f"H = {heads:2d}: {power[heads::heads].sum():.2e}    amplitude of E at order H: {energy[heads]:.2e}")
 
 
 if __name__ == "__main__":
