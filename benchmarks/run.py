@@ -6,8 +6,9 @@ ratio of two things measured in the same run, the median of repeats taken in tur
 
 import os
 
-for _name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
-    os.environ[_name] = "1"  # before any of these libraries is loaded
+if __name__ == "__main__":  # before any of these libraries is loaded; who imports this module has loaded them already
+    for _name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS", "OPENBLAS_NUM_THREADS", "MKL_NUM_THREADS"):
+        os.environ[_name] = "1"
 
 import argparse  # noqa: E402
 import dataclasses  # noqa: E402
