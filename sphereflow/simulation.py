@@ -5,7 +5,8 @@ A solver has `t`, `step`, `dt`, `advance(target)` and `snapshot()`. The loop kno
 
 import math
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
+from functools import cached_property
 
 import numpy as np
 
@@ -15,16 +16,37 @@ from sphereflow.diagnostics import DensitySnapshot
 from sphereflow.energy import Ledger
 from sphereflow.errors import NumericalError
 from sphereflow.heads import WeightPath
-from sphereflow.stepping import StepController, arrival, integral_over_step, ssprk3_step, steps_to
+from sphereflow.stepping import StepController, StepHistory, StepResult, arrival, integral_over_step, ssprk3_step, steps_to
 from sphereflow.transport import Transport
 
 NEGATIVE_TOLERANCE = 1e-14  # of the largest density
 PAST_STEPS = 2  # whose rates, besides those of the step at hand, the ledger's integrals use
+PREDICTION_POINTS = 4  # instants from which velocities are predicted
+PREDICTION_MARGIN = 0.7  # share of the tolerance that a predicted step may be expected to use up
+
+
+@dataclass
+class _Step:
+    """A step that was tried."""
+
+    dt: float
+    end: float
+    same_piece: bool
+    staged: bool
+    predicted: bool
+    predicted_velocity: np.ndarray | None  # at its end, where the past allows
+    rates: np.ndarray  # at its beginning
+    result: StepResult
+    fields: AttentionFields | None = None  # at its end, where they confirmed a prediction
+    level_before: dict = field(default_factory=dict)
 
 
 @dataclass
 class FiniteVolumeSolver:
     """A density that moves by finite volumes and SSPRK3 under the heads of a weight path.
+
+    Under error control the velocities of the second and third stage are predicted from those at the last instants wherever
+    the error of this, measured at the end of every step, stays below the tolerance; otherwise the model is evaluated there too.
 
     Parameters
     ----------
@@ -40,6 +62,10 @@ class FiniteVolumeSolver:
     t, dt, step : float, float, int
         Present time, last step's length, number of steps.
     ledger : Ledger
+    evaluations : int
+        How often the model was evaluated since t = 0, at the ends of steps and in their stages.
+    always_predict : bool
+        Predict the velocities of stages whatever the error, for tests of the order.
     """
 
     operator: AttentionOperator
@@ -52,10 +78,13 @@ class FiniteVolumeSolver:
     step: int = 0
     ledger: Ledger | None = None
     evaluations: int = 0
+    always_predict: bool = False
     _fields: AttentionFields | None = field(default=None, repr=False)
     _level_before: dict = field(default_factory=dict, repr=False)
     _known_rates: tuple[AttentionFields, np.ndarray] | None = field(default=None, repr=False)
     _past: list[tuple[float, np.ndarray]] = field(default_factory=list, repr=False)
+    _history: StepHistory = field(default_factory=lambda: StepHistory(PREDICTION_POINTS), repr=False)
+    _prediction: tuple[float, float] | None = field(default=None, repr=False)
 
     def __post_init__(self):
         self.density = self.transport.reconcile(np.array(self.density, dtype=float))
@@ -84,6 +113,11 @@ class FiniteVolumeSolver:
         """Total mass."""
         return float(self.operator.grid.integrate(self.density))
 
+    @cached_property
+    def _advection(self) -> Transport:
+        """The transport without its diffusion."""
+        return replace(self.transport, diffusion=0.0) if self.transport.diffusion > 0 else self.transport
+
     @property
     def _interval(self) -> int | None:
         """The smooth piece of the weight path that begins at (or holds) the present time."""
@@ -98,7 +132,6 @@ class FiniteVolumeSolver:
         The dissipation counts the limiter of the merged polar cells too, as it acts on a forward-Euler stage: where it is
         idle the stage moves by the tendency itself.
         """
-        self.evaluations += 1
         tendency = self.transport.tendency(fields.density, *fields.face_velocity, dt)
         moved = (self.transport.reconcile(fields.density + dt * tendency) - fields.density) / dt
         power = self._present_rates()[0] if fields is self._fields else energy.weight_power(fields)
@@ -128,38 +161,119 @@ class FiniteVolumeSolver:
         """
         with np.errstate(over="ignore", invalid="ignore"):
             target = self.path.smooth_until(self.t, target)
-            interval, before = self._interval, self._present_rates()
+            if self._predicts:
+                self._history.remember(self.t, self._joined_velocity(self.fields))
             while True:
                 dt = steps_to(self.t, target, self.controller.choose(self._step_bound, self.t, self.step))
-                end = arrival(self.t, dt, target)
-                same_piece = self.path.piece_at(end) == interval
-                staged = len(self._past) < PAST_STEPS or not same_piece
-                result = self._try_step(dt, interval, staged)
-                area = self.operator.grid.cell_area
-                moved = 0.5 * np.abs(result.state - self.density).sum(axis=1) @ area
-                error = 0.5 * np.abs(result.error).sum(axis=1) @ area
-                if self.controller.accept(moved, error, dt) or not math.isfinite(moved):
+                step = self._try_step(dt, arrival(self.t, dt, target))
+                moved = self._mass(step.result.state - self.density)
+                if not math.isfinite(moved):
                     break
-            self.density, self.t, self.dt, self.step = result.state, end, dt, self.step + 1
-            self._fields = None
-            self._check(self.density)
-            lengths, rates = zip(*self._past, (dt, before), strict=True)
-            integrals = integral_over_step(lengths, [*rates, self._present_rates()])
-            if staged:
-                integrals[0] = result.integrals[0]
-            self._past = [*self._past, (dt, before)][-PAST_STEPS:] if same_piece else []
-            self.ledger.add(result.integrals[1], *integrals)
+                if step.predicted and not self._is_confirmed(step, moved):
+                    continue
+                if self.controller.accept(moved, self._mass(step.result.error), dt):
+                    break
+            self._accept(step, moved)
 
-    def _try_step(self, dt: float, interval: int | None, staged: bool):
-        """A step; with `staged` the work of the weights is integrated along with its stages."""
+    def _try_step(self, dt: float, end: float) -> "_Step":
+        """A step with the model evaluated in every stage or, where that is accurate enough, with predicted velocities.
 
-        def rhs(density, t):
+        In a predicted step the work of the weights and the dissipation follow from their rates at the ends of steps; in others
+        the dissipation is integrated along with the stages, and so is the work (`staged`) while few ends are known.
+        """
+        interval = self._interval
+        same_piece = self.path.piece_at(end) == interval
+        staged = len(self._past) < PAST_STEPS or not same_piece
+        predicted = same_piece and self._may_predict(dt)
+        first = self._rates(self.fields, dt)
+
+        def evaluated(density, t):
             self._check(density)
+            self.evaluations += 1
             return self._rates(self.operator(density, self.heads_at(t, interval, staged)), dt)
 
-        return ssprk3_step(
-            self.density, self.t, dt, rhs, self.transport.reconcile, first=self._rates(self.fields, dt)
-        )
+        at_end = self._history.at(end) if same_piece and self._history.is_full else None
+
+        def from_history(density, t):
+            self._check(density)
+            velocity = at_end if t == self.t + dt else self._history.at(t)
+            return self.transport.tendency(density, *self._separate(velocity), dt), np.zeros(2)
+
+        rhs = from_history if predicted else evaluated
+        result = ssprk3_step(self.density, self.t, dt, rhs, self.transport.reconcile, first)
+        rates = np.append(self._present_rates(), first[1][1])
+        return _Step(dt, end, same_piece, staged, predicted, at_end, rates, result)
+
+    def _accept(self, step: "_Step", moved: float) -> None:
+        """Go to the end of a step: state, ledger, and what later steps want to know of it."""
+        self.density, self.t, self.dt, self.step = step.result.state, step.end, step.dt, self.step + 1
+        self._fields = None
+        self._check(self.density)
+        if step.predicted:
+            self._fields, self._level_before = step.fields, step.level_before
+        else:
+            self.evaluations += 1
+        lengths, rates = zip(*self._past, (step.dt, step.rates), strict=True)
+        last = self._rates(self.fields, step.dt)[1][1] if step.predicted else 0.0
+        *integrals, dissipated = integral_over_step(lengths, [*rates, np.append(self._present_rates(), last)])
+        if step.staged:
+            integrals[0] = step.result.integrals[0]
+        self.ledger.add(dissipated if step.predicted else step.result.integrals[1], *integrals)
+        if not step.same_piece:
+            self._past, self._prediction = [], None
+            self._history.forget()
+            return
+        self._past = [*self._past, (step.dt, step.rates)][-PAST_STEPS:]
+        if step.predicted_velocity is not None and not step.predicted:
+            self._prediction = step.dt, self._prediction_error(self.fields, step, moved)
+
+    @property
+    def _predicts(self) -> bool:
+        """Whether predicted steps are to be considered: with a fixed step nothing holds their error below a tolerance."""
+        return self.always_predict or self.controller.fixed_dt is None
+
+    def _may_predict(self, dt: float) -> bool:
+        """Whether velocities predicted for a step of length dt are expected to be accurate enough."""
+        if self.always_predict or not self._history.is_full:
+            return self._history.is_full
+        if self._prediction is None:
+            return False
+        length, error = self._prediction
+        return error * (dt / length) ** self._history.points <= PREDICTION_MARGIN * self.controller.error_tolerance
+
+    def _is_confirmed(self, step: "_Step", moved: float) -> bool:
+        """Whether the velocities found at the end of a predicted step are close enough to the predicted ones.
+
+        If so, the fields evaluated for this are those of the step's end.
+        """
+        self.evaluations += 1
+        step.level_before = dict(self.operator.level)
+        step.fields = self.operator(step.result.state, self.heads_at(step.end, self._interval))
+        error = self._prediction_error(step.fields, step, moved)
+        self._prediction = step.dt, error
+        return self.always_predict or error <= self.controller.error_tolerance
+
+    def _prediction_error(self, fields: AttentionFields, step: "_Step", moved: float) -> float:
+        """Error of a predicted step, whether or not it was one, relative to the mass that the step moved.
+
+        From the velocities found at its end and those predicted, whose difference is let carry the density.
+        """
+        difference = self._joined_velocity(fields) - step.predicted_velocity
+        lost = self._mass(self._advection.tendency(fields.density, *self._separate(difference), 0.0)) * step.dt
+        return self._history.share * lost / self.controller.reference(moved, step.dt)
+
+    def _joined_velocity(self, fields: AttentionFields) -> np.ndarray:
+        """The velocities at all faces as one vector."""
+        return np.concatenate([part.ravel() for part in fields.face_velocity])
+
+    def _separate(self, velocity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
+        """The inverse of `_joined_velocity`: east and south faces."""
+        nlat, nlon = self.operator.grid.shape
+        return velocity[: nlat * nlon].reshape(nlat, nlon), velocity[nlat * nlon :].reshape(nlat + 1, nlon)
+
+    def _mass(self, change: np.ndarray) -> float:
+        """The mass that a change of the density moves."""
+        return float(0.5 * np.abs(change).sum(axis=1) @ self.operator.grid.cell_area)
 
     def _check(self, density: np.ndarray) -> None:
         """Stop the run at a non-finite or negative density, of a step or of a stage of it."""
@@ -187,7 +301,10 @@ class FiniteVolumeSolver:
             "ledger": self.ledger.state(),
             "controller": self.controller.state(),
             "piece": self._interval,
-            "past_steps": np.array([[length, *rates] for length, rates in self._past]).reshape(-1, 5),
+            "past_steps": np.array([[length, *rates] for length, rates in self._past]).reshape(-1, 6),
+            "past_times": self._history.times[-PREDICTION_POINTS + 1 :],
+            "past_velocities": np.array(self._history.values[-PREDICTION_POINTS + 1 :]),
+            "prediction": self._prediction,
             **self.operator.level_state(self._fields, self._level_before),
         }
 
@@ -199,8 +316,13 @@ class FiniteVolumeSolver:
         self.ledger = Ledger(**state["ledger"])
         self.controller.restore(state["controller"])
         # in a run that is extended another piece of the path may begin where the old path ended
-        past = state["past_steps"] if state["piece"] == self._interval else ()
-        self._past = [(float(row[0]), np.array(row[1:])) for row in past]
+        self._past, self._prediction = [], None
+        self._history.forget()
+        if state["piece"] == self._interval:
+            self._past = [(float(row[0]), np.array(row[1:])) for row in state["past_steps"]]
+            self._prediction = None if state["prediction"] is None else tuple(state["prediction"])
+            for t, velocity in zip(state["past_times"], state["past_velocities"], strict=True):
+                self._history.remember(t, np.array(velocity))
         self._fields = self._known_rates = None
         self.operator.restore_level(state, lambda: self.fields)
 

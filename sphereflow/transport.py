@@ -31,6 +31,7 @@ from sphereflow.grid import GaussGrid
 
 RING_THRESHOLD = 0.5
 TRIGONOMETRIC_GROUPS = 16
+ROWS = 16  # rings that one task works on, with row buffers of its own
 RECONSTRUCTIONS = ("ppm", "upwind", "two-point")
 
 
@@ -130,6 +131,15 @@ class Transport:
         south[1:-1] = south_length[1:-1] / np.diff(self.grid.colatitude)
         return self.diffusion * east_length / distance, self.diffusion * south
 
+    @cached_property
+    def _workspace(self) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Fluxes through the east faces and those between rings, and shares of the outflow: overwritten by every tendency.
+
+        Memory that is asked for anew comes in pages which the system has to clear: more work than the fluxes.
+        """
+        nlat, nlon = self.grid.shape
+        return np.empty((nlat, nlon)), np.empty((nlat + 1, nlon)), np.empty((nlat, nlon))
+
     def step_bound(self, east: np.ndarray, south: np.ndarray, cfl: float) -> float:
         """Largest stable time step: cfl pi/nlat / max|v| and the diffusive bound, added as rates.
 
@@ -167,14 +177,14 @@ class Transport:
         dt : float
             Length of the forward-Euler stage for which the outflow limiter must keep the density non-negative.
         """
-        flux_east, flux_south = np.empty(self.grid.shape), np.empty((self.grid.nlat + 1, self.grid.nlon))
+        flux_east, flux_south, keep = self._workspace
         out = np.empty(self.grid.shape)
         zonal, meridional = self._conductance
         _fluxes(
             density, east, south, self._edge_weight, *self._line_weights, *self._lengths, zonal, meridional,
             self.group_size, self.reconstruction == "ppm", self.diffusion > 0, flux_east, flux_south,
         )  # fmt: skip
-        _divergence(density, flux_east, flux_south, self.grid.cell_area, self.group_size, dt, out)
+        _divergence(density, flux_east, flux_south, self.grid.cell_area, self.group_size, dt, keep, out)
         _regroup(out, self.group_size, self._polar_spread, self.reconstruction == "ppm", False)
         return out
 
@@ -216,6 +226,21 @@ def _limited_edges(q, left, right):
     return left, right
 
 
+@numba.njit(cache=True, error_model="numpy")
+def _limit_row(q, left, right, n):
+    """Limit the edge values of the parabolas of a row of cells, in place (`_limited_edges`).
+
+    A parabola whose edges are positive and add up to less than three times the mean is positive: rows of such cells, most of
+    them as a rule, are left after that test.
+    """
+    doubtful = 0
+    for j in range(n):
+        doubtful += (min(left[j], right[j]) < 0.0) | (left[j] + right[j] > 3.0 * q[j])
+    if doubtful:
+        for j in range(n):
+            left[j], right[j] = _limited_edges(q[j], left[j], right[j])
+
+
 @numba.njit(cache=True, error_model="numpy", parallel=True)
 def _fluxes(
     q, u, v, weight, line_from_means, line_from_nodes, spread, east_length, south_length,
@@ -223,47 +248,73 @@ def _fluxes(
 ):  # fmt: skip
     """Fluxes (mass per time) through the east faces, fx, and the faces between rings, fy; positive to east and south."""
     nlat, nlon = q.shape
-    half = nlon // 2
-    edges = np.empty((nlat + 1, nlon))  # edge k is the northern edge of cell k
-    for k in numba.prange(nlat + 1):
-        w0, w1, w2, w3 = weight[k + 1]
-        for side in range(2):  # columns shift by half a turn for rows beyond a pole
-            lo, hi, shift = (0, half, half) if side == 0 else (half, nlon, -half)
-            for j in range(lo, hi):
-                a = q[k - 2, j] if k >= 2 else q[1 - k, j + shift]
-                b = q[k - 1, j] if k >= 1 else q[0, j + shift]
-                c = q[k, j] if k < nlat else q[nlat - 1, j + shift]
-                d = q[k + 1, j] if k + 1 < nlat else q[2 * nlat - 2 - k, j + shift]
-                edges[k, j] = w0 * a + w1 * b + w2 * c + w3 * d
-    north, south = np.empty((nlat, nlon)), np.empty((nlat, nlon))
-    for i in numba.prange(nlat):
+    fy[0, :] = 0.0
+    fy[nlat, :] = 0.0
+    for task in numba.prange((nlat + ROWS - 1) // ROWS):
+        first, end = task * ROWS, min((task + 1) * ROWS, nlat)
+        rows = np.empty((12, nlon + 3))
+        edge, following, north, south, before = rows[7], rows[8], rows[9], rows[10], rows[11]
+        start = max(first - 1, 0)  # the southern edges of the ring before are needed as well
         if ppm:
-            for j in range(nlon):
-                north[i, j], south[i, j] = _limited_edges(q[i, j], edges[i, j], edges[i + 1, j])
-            _parabolic_zonal_fluxes(i, q, u, line_from_means[i], line_from_nodes[i], spread[i], east_length[i], fx[i])
-        else:
-            north[i, :] = q[i, :]
-            south[i, :] = q[i, :]
-            for j in range(nlon):
-                fx[i, j] = east_length[i] * u[i, j] * (q[i, j] if u[i, j] > 0.0 else q[i, j + 1 if j + 1 < nlon else 0])
-        if diffusive:
-            _zonal_diffusion(q[i], zonal[i], group[i], fx[i])
-    for k in numba.prange(nlat + 1):
-        if k == 0 or k == nlat:
-            fy[k, :] = 0.0
-        else:
-            length, conductance = south_length[k], meridional[k]
-            upwind = np.empty(nlon)
-            for j in range(nlon):
-                upwind[j] = south[k - 1, j] if v[k, j] > 0.0 else north[k, j]
+            _meridional_edges(q, start, weight[start + 1], rows, edge)
+        for i in range(start, end):
             if ppm:
-                _ring_fluxes(upwind, v[k], length, fy[k])
-            else:
+                _meridional_edges(q, i + 1, weight[i + 2], rows, following)
                 for j in range(nlon):
-                    fy[k, j] = length * upwind[j] * v[k, j]
-            if diffusive:
-                for j in range(nlon):
-                    fy[k, j] -= conductance * (q[k, j] - q[k - 1, j])
+                    north[j], south[j] = edge[j], following[j]
+                _limit_row(q[i], north, south, nlon)
+            if i >= first:
+                if ppm:
+                    _zonal_fluxes(
+                        i, q, u, line_from_means[i], line_from_nodes[i], spread[i], east_length[i], rows, fx[i]
+                    )
+                    if i > 0:
+                        _ring_fluxes(before, north, v[i], south_length[i], rows, fy[i])
+                else:
+                    _upwind_fluxes(i, q, u, v, east_length[i], south_length[i], fx, fy)
+                if diffusive:
+                    _zonal_diffusion(q[i], zonal[i], group[i], fx[i])
+                    for j in range(nlon if i > 0 else 0):
+                        fy[i, j] -= meridional[i] * (q[i, j] - q[i - 1, j])
+            edge, following = following, edge
+            south, before = before, south
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _row_beyond(q, i, out):
+    """Row i of a field continued through the poles: on the other side the meridians half a turn away."""
+    nlat, nlon = q.shape
+    half = nlon // 2
+    if i < 0:
+        for j in range(half):
+            out[j], out[half + j] = q[-1 - i, half + j], q[-1 - i, j]
+    elif i >= nlat:
+        for j in range(half):
+            out[j], out[half + j] = q[2 * nlat - 1 - i, half + j], q[2 * nlat - 1 - i, j]
+    else:
+        return q[i]
+    return out
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _meridional_edges(q, k, w, store, out):
+    """Fourth-order edge values between rings k-1 and k, from the rings k-2 to k+1."""
+    nlon = q.shape[1]
+    a, b = _row_beyond(q, k - 2, store[0]), _row_beyond(q, k - 1, store[1])
+    c, d = _row_beyond(q, k, store[2]), _row_beyond(q, k + 1, store[3])
+    w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
+    for j in range(nlon):
+        out[j] = w0 * a[j] + w1 * b[j] + w2 * c[j] + w3 * d[j]
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _upwind_fluxes(i, q, u, v, east_length, south_length, fx, fy):
+    """First-order fluxes through the east faces of ring i and the faces to its north."""
+    nlon = q.shape[1]
+    for j in range(nlon):
+        fx[i, j] = east_length * u[i, j] * (q[i, j] if u[i, j] > 0.0 else q[i, j + 1 if j + 1 < nlon else 0])
+        if i > 0:
+            fy[i, j] = south_length * (q[i - 1, j] if v[i, j] > 0.0 else q[i, j]) * v[i, j]
 
 
 @numba.njit(cache=True, error_model="numpy", inline="always")
@@ -276,57 +327,61 @@ def _bounded(difference, value):
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _ring_fluxes(q, v, length, flux):
-    """Fluxes through the faces between two rings from values averaged over longitude and velocities at midpoints."""
-    n = len(q)
+def _ring_fluxes(above, below, v, length, rows, flux):
+    """Fluxes between two rings from the upwind edge values, means over longitude, and velocities at midpoints."""
+    n = len(v)
+    q, w = rows[0], rows[1]  # with the neighbours of the ends
     for j in range(n):
-        west = j - 1 if j > 0 else n - 1
-        east = j + 1 if j + 1 < n else 0
-        mean = v[j] + (v[west] - 2.0 * v[j] + v[east]) / 24.0
-        flux[j] = length * (q[j] * mean + _bounded(q[east] - q[west], q[j]) * (v[east] - v[west]) / 48.0)
+        w[j + 1] = v[j]
+        a, b = above[j], below[j]
+        q[j + 1] = a if v[j] > 0.0 else b
+    w[0], w[n + 1], q[0], q[n + 1] = w[n], w[1], q[n], q[1]
+    for j in range(n):
+        mean = w[j + 1] + (w[j] - 2.0 * w[j + 1] + w[j + 2]) * (1.0 / 24.0)
+        flux[j] = length * (q[j + 1] * mean + _bounded(q[j + 2] - q[j], q[j + 1]) * (w[j + 2] - w[j]) * (1.0 / 48.0))
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _parabolic_zonal_fluxes(i, q, u, line_from_means, line_from_nodes, spread, length, flux):
+def _zonal_fluxes(i, q, u, line_from_means, line_from_nodes, spread, length, rows, flux):
     """Fluxes through the east faces of ring i: means along the face in theta, and the covariance of q and u along it."""
-    nlat, nlon = q.shape
-    half = nlon // 2
-    a, b, c = line_from_means
-    d, e, f = line_from_nodes
-    above, below, row = np.empty(nlon), np.empty(nlon), np.empty(nlon)
-    for j in range(nlon):
-        opposite = j + half if j < half else j - half
-        above[j] = q[i - 1, j] if i > 0 else q[0, opposite]
-        below[j] = q[i + 1, j] if i + 1 < nlat else q[nlat - 1, opposite]
-        row[j] = min(max(a * above[j] + b * q[i, j] + c * below[j], 0.0), 2.0 * q[i, j])
-    west, east = np.empty(nlon), np.empty(nlon)
-    _zonal_edges(row, west, east, True)
-    for j in range(nlon):
-        following = j + 1 if j + 1 < nlon else 0
-        opposite = j + half if j < half else j - half
-        up = u[i - 1, j] if i > 0 else -u[0, opposite]  # eastward beyond the pole is westward here
-        down = u[i + 1, j] if i + 1 < nlat else -u[nlat - 1, opposite]
-        mean = d * up + e * u[i, j] + f * down
-        value = east[j] if u[i, j] > 0.0 else west[following]
-        slope = 0.5 * (below[j] - above[j] + below[following] - above[following])
-        flux[j] = length * (value * mean + spread * _bounded(slope, value) * (down - up))
+    nlat, n = q.shape
+    here, above, below = q[i], _row_beyond(q, i - 1, rows[0]), _row_beyond(q, i + 1, rows[1])
+    a, b, c = line_from_means[0], line_from_means[1], line_from_means[2]
+    d, e, f = line_from_nodes[0], line_from_nodes[1], line_from_nodes[2]
+    across, row, west, east = rows[3], rows[4], rows[5], rows[6]
+    for j in range(n):
+        across[j] = below[j] - above[j]
+        row[j + 2] = min(max(a * above[j] + b * here[j] + c * below[j], 0.0), 2.0 * here[j])
+    across[n] = across[0]
+    _zonal_edges(row, west, east, n, True)
+    up, down = _row_beyond(u, i - 1, rows[0]), _row_beyond(u, i + 1, rows[1])
+    up_sign = -1.0 if i == 0 else 1.0  # eastward beyond the pole is westward here
+    down_sign = -1.0 if i == nlat - 1 else 1.0
+    mid = u[i]
+    for j in range(n):
+        over, under = up_sign * up[j], down_sign * down[j]
+        mean = d * over + e * mid[j] + f * under
+        ours, theirs = east[j], west[j + 1]
+        value = ours if mid[j] > 0.0 else theirs
+        slope = 0.5 * (across[j] + across[j + 1])
+        flux[j] = length * (value * mean + spread * _bounded(slope, value) * (under - over))
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _zonal_edges(q, west, east, limited):
-    """West and east edge values of the parabolas of a periodic row."""
-    n = len(q)
+def _zonal_edges(row, west, east, n, limited):
+    """West and east edge values of the parabolas of a periodic row of n cells.
+
+    `row` has the cells from 2 on and room for one more; its ends are filled here. `west` gets the first cell once more at n.
+    """
+    row[0], row[1], row[n + 2] = row[n], row[n + 1], row[2]
     for j in range(n):
-        a = q[j - 2] if j >= 2 else q[n + j - 2]
-        b = q[j - 1] if j >= 1 else q[n - 1]
-        d = q[j + 1] if j + 1 < n else q[0]
-        west[j] = (7.0 * (b + q[j]) - (a + d)) / 12.0
-    for j in range(n - 1):
+        west[j] = (7.0 * (row[j + 1] + row[j + 2]) - (row[j] + row[j + 3])) * (1.0 / 12.0)
+    west[n] = west[0]
+    for j in range(n):
         east[j] = west[j + 1]
-    east[n - 1] = west[0]
     if limited:
-        for j in range(n):
-            west[j], east[j] = _limited_edges(q[j], west[j], east[j])
+        _limit_row(row[2:], west, east, n)
+        west[n] = west[0]
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -343,28 +398,12 @@ def _zonal_diffusion(q, conductance, m, flux):
 
 
 @numba.njit(cache=True, error_model="numpy", parallel=True)
-def _divergence(q, fx, fy, area, group, dt, out):
+def _divergence(q, fx, fy, area, group, dt, keep, out):
     """Minus the divergence of the fluxes, after the outflow limiter; merged cells are limited as one."""
     nlat, nlon = q.shape
-    keep = np.empty((nlat, nlon))
     limited = np.zeros(nlat, np.bool_)
     for i in numba.prange(nlat):
-        m = group[i]
-        for start in range(0, nlon, m):
-            last = start + m - 1
-            before = start - 1 if start > 0 else nlon - 1
-            leaving = max(fx[i, last], 0.0) + max(-fx[i, before], 0.0)
-            mass = 0.0
-            for j in range(start, start + m):
-                leaving += max(fy[i + 1, j], 0.0) + max(-fy[i, j], 0.0)
-                mass += q[i, j]
-            mass = max(mass, 0.0) * area[i]
-            share = 1.0
-            if leaving * dt > mass:
-                share = mass / (leaving * dt)
-                limited[i] = True
-            for j in range(start, start + m):
-                keep[i, j] = share
+        limited[i] = _outflow(q[i], fx[i], fy[i], fy[i + 1], area[i], group[i], dt, keep[i])
     if limited.any():
         for i in numba.prange(nlat):
             for j in range(nlon):
@@ -374,10 +413,59 @@ def _divergence(q, fx, fy, area, group, dt, out):
             for j in range(nlon):
                 fy[k, j] *= keep[k - 1, j] if fy[k, j] > 0.0 else keep[k, j]
     for i in numba.prange(nlat):
-        scale = -1.0 / area[i]
-        out[i, 0] = scale * (fx[i, 0] - fx[i, nlon - 1] + fy[i + 1, 0] - fy[i, 0])
-        for j in range(1, nlon):
-            out[i, j] = scale * (fx[i, j] - fx[i, j - 1] + fy[i + 1, j] - fy[i, j])
+        _balance(fx[i], fy[i], fy[i + 1], -1.0 / area[i], out[i])
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _balance(fx, fn, fs, scale, out):
+    """What leaves the cells of a ring through their four faces, times a factor."""
+    n = len(fx)
+    out[0] = scale * (fx[0] - fx[n - 1] + fs[0] - fn[0])
+    for j in range(n - 1):
+        out[j + 1] = scale * (fx[j + 1] - fx[j] + fs[j + 1] - fn[j + 1])
+
+
+@numba.njit(cache=True, error_model="numpy")
+def _outflow(q, fx, fn, fs, area, m, dt, keep):
+    """Share of what would leave that may leave each merged cell of a ring; returns whether any is below 1."""
+    n = len(q)
+    leaving = np.empty(n)
+    if m == 1:
+        leaving[0] = max(-fx[n - 1], 0.0)
+        for j in range(n - 1):
+            leaving[j + 1] = max(-fx[j], 0.0)
+        scale = dt / area
+        over = 0
+        for j in range(n):
+            leaving[j] = scale * (leaving[j] + max(fx[j], 0.0) + max(fs[j], 0.0) + max(-fn[j], 0.0))
+            keep[j] = 1.0
+            over += leaving[j] > max(q[j], 0.0)
+        if over:
+            for j in range(n):
+                there = max(q[j], 0.0)
+                share = there / leaving[j]
+                keep[j] = share if leaving[j] > there else 1.0
+        return over > 0
+    over = 0
+    for j in range(n):
+        leaving[j] = max(fs[j], 0.0) + max(-fn[j], 0.0)
+    for start in range(0, n, m):
+        last = start + m - 1
+        before = start - 1 if start > 0 else n - 1
+        total = max(fx[last], 0.0) + max(-fx[before], 0.0)
+        mass = 0.0
+        for j in range(start, start + m):
+            total += leaving[j]
+            mass += q[j]
+        mass = max(mass, 0.0) * area
+        share = 1.0
+        if total * dt > mass:
+            share = mass / (total * dt)
+            over += 1
+        for j in range(start, start + m):
+            keep[j] = share
+    return over > 0
+
 
 
 @numba.njit(cache=True, error_model="numpy", parallel=True)
@@ -430,8 +518,9 @@ def _spread_trigonometric(mean, kernel, limited, row):
 def _spread_parabolic(mean, limited, row):
     n = len(mean)
     m = len(row) // n
-    west, east = np.empty(n), np.empty(n)
-    _zonal_edges(mean, west, east, limited)
+    padded, west, east = np.empty(n + 3), np.empty(n + 1), np.empty(n)
+    padded[2 : n + 2] = mean
+    _zonal_edges(padded, west, east, n, limited)
     for g in range(n):
         slope = east[g] - west[g]
         curve = 6.0 * mean[g] - 3.0 * (west[g] + east[g])

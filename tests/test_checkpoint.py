@@ -74,7 +74,7 @@ def test_zeroed_and_appended_regions_are_noticed():
 
 def test_other_version_is_refused():
     with pytest.raises(CheckpointError, match="another version"):
-        Checkpoint.from_bytes(make().to_bytes().replace(b"checkpoint 1\n", b"checkpoint 9\n", 1))
+        Checkpoint.from_bytes(make().to_bytes().replace(b"checkpoint 2\n", b"checkpoint 9\n", 1))
 
 
 def test_last_two_are_kept_and_the_newest_is_taken(tmp_path):

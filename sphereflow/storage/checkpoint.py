@@ -22,7 +22,7 @@ import numpy as np
 
 from sphereflow.errors import CheckpointError, OutputError
 
-FORMAT = b"sphereflow checkpoint 1\n"
+FORMAT = b"sphereflow checkpoint 2\n"
 SUFFIXES = (".ckpt-a", ".ckpt-b")
 _DIGEST_LENGTH = 65  # 64 digits and the end of the line
 
