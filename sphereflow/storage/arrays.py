@@ -7,7 +7,8 @@ error that names the file and what is wrong with it.
 import warnings
 import zipfile
 import zlib
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from pathlib import Path
 
 import netCDF4
@@ -154,14 +155,17 @@ def _kind_of(archive, name):
         return "O"
 
 
-def _opened_npz(path):
-    try:
-        archive = np.load(path, allow_pickle=False)
-    except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
-        raise CaseError(f"{path}: {_DAMAGED}: {error}") from None
-    if not isinstance(archive, np.lib.npyio.NpzFile):
-        raise CaseError(f"{path}: holds one array without a name; expected a .npz archive (numpy.savez)")
-    return archive
+@contextmanager
+def _opened_npz(path) -> Iterator[np.lib.npyio.NpzFile]:
+    with ExitStack() as stack:
+        try:
+            # opened here: numpy leaves a file open that turns out to be no archive
+            archive = np.load(stack.enter_context(open(path, "rb")), allow_pickle=False)
+        except (OSError, ValueError, EOFError, zipfile.BadZipFile) as error:
+            raise CaseError(f"{path}: {_DAMAGED}: {error}") from None
+        if not isinstance(archive, np.lib.npyio.NpzFile):
+            raise CaseError(f"{path}: holds one array without a name; expected a .npz archive (numpy.savez)")
+        yield archive
 
 
 def _read_npz(path, required, optional):
