@@ -16,37 +16,45 @@ from sphereflow.diagnostics import DensitySnapshot
 from sphereflow.energy import Ledger
 from sphereflow.errors import NumericalError
 from sphereflow.heads import WeightPath
-from sphereflow.stepping import StepController, StepHistory, StepResult, arrival, integral_over_step, ssprk3_step, steps_to
+from sphereflow.prediction import VelocityHistory
+from sphereflow.stepping import StepController, StepResult, arrival, integral_over_step, ssprk3_step, steps_to
 from sphereflow.transport import Transport
 
 NEGATIVE_TOLERANCE = 1e-14  # of the largest density
 PAST_STEPS = 2  # whose rates, besides those of the step at hand, the ledger's integrals use
-PREDICTION_POINTS = 4  # instants from which velocities are predicted
-PREDICTION_MARGIN = 0.7  # share of the tolerance that a predicted step may be expected to use up
 
 
-@dataclass
+@dataclass(frozen=True)
 class _Step:
-    """A step that was tried."""
+    """A step that was tried.
 
+    Attributes
+    ----------
+    dt, end, moved : float
+        Its length, the time at its end, and the mass that it moved.
+    rates : ndarray, shape (5,)
+        Rates of the ledger at its beginning: `_present_rates` and P.
+    fields : AttentionFields or None
+        The fields at its end, where its velocities were predicted.
+    level_before : dict or None
+        The operator's levels before these.
+    """
+
+    result: StepResult
     dt: float
     end: float
-    same_piece: bool
-    staged: bool
-    predicted: bool
-    predicted_velocity: np.ndarray | None  # at its end, where the past allows
-    rates: np.ndarray  # at its beginning
-    result: StepResult
-    fields: AttentionFields | None = None  # at its end, where they confirmed a prediction
-    level_before: dict = field(default_factory=dict)
+    moved: float
+    rates: np.ndarray
+    fields: AttentionFields | None = None
+    level_before: dict | None = None
 
 
 @dataclass
 class FiniteVolumeSolver:
     """A density that moves by finite volumes and SSPRK3 under the heads of a weight path.
 
-    Under error control the velocities of the second and third stage are predicted from those at the last instants wherever
-    the error of this, measured at the end of every step, stays below the tolerance; otherwise the model is evaluated there too.
+    Under error control the velocities of the second and third stage are predicted (`sphereflow.prediction`) where the error of
+    this, measured at the end of every step, stays below the tolerance; otherwise the model is evaluated there too.
 
     Parameters
     ----------
@@ -64,8 +72,8 @@ class FiniteVolumeSolver:
     ledger : Ledger
     evaluations : int
         How often the model was evaluated since t = 0, at the ends of steps and in their stages.
-    always_predict : bool
-        Predict the velocities of stages whatever the error, for tests of the order.
+    forced : {"predicted", "corrected"}, optional
+        Make every step so, once the past allows it, whatever the error: for tests of the order.
     """
 
     operator: AttentionOperator
@@ -78,13 +86,12 @@ class FiniteVolumeSolver:
     step: int = 0
     ledger: Ledger | None = None
     evaluations: int = 0
-    always_predict: bool = False
+    forced: str | None = None
     _fields: AttentionFields | None = field(default=None, repr=False)
     _level_before: dict = field(default_factory=dict, repr=False)
     _known_rates: tuple[AttentionFields, np.ndarray] | None = field(default=None, repr=False)
     _past: list[tuple[float, np.ndarray]] = field(default_factory=list, repr=False)
-    _history: StepHistory = field(default_factory=lambda: StepHistory(PREDICTION_POINTS), repr=False)
-    _prediction: tuple[float, float] | None = field(default=None, repr=False)
+    _velocities: VelocityHistory = field(default_factory=VelocityHistory, repr=False)
 
     def __post_init__(self):
         self.density = self.transport.reconcile(np.array(self.density, dtype=float))
@@ -162,105 +169,108 @@ class FiniteVolumeSolver:
         with np.errstate(over="ignore", invalid="ignore"):
             target = self.path.smooth_until(self.t, target)
             if self._predicts:
-                self._history.remember(self.t, self._joined_velocity(self.fields))
+                self._velocities.remember(self.t, self._joined_velocity(self.fields))
             while True:
                 dt = steps_to(self.t, target, self.controller.choose(self._step_bound, self.t, self.step))
                 step = self._try_step(dt, arrival(self.t, dt, target))
-                moved = self._mass(step.result.state - self.density)
-                if not math.isfinite(moved):
+                if not math.isfinite(step.moved) or self.controller.accept(step.moved, self._mass(step.result.error), dt):
                     break
-                if step.predicted and not self._is_confirmed(step, moved):
-                    continue
-                if self.controller.accept(moved, self._mass(step.result.error), dt):
-                    break
-            self._accept(step, moved)
+            self._accept(step)
 
-    def _try_step(self, dt: float, end: float) -> "_Step":
-        """A step with the model evaluated in every stage or, where that is accurate enough, with predicted velocities.
+    def _same_piece(self, end: float) -> bool:
+        """Whether the path is smooth from the present time to beyond `end`."""
+        return self.path.piece_at(end) == self._interval
 
-        In a predicted step the work of the weights and the dissipation follow from their rates at the ends of steps; in others
-        the dissipation is integrated along with the stages, and so is the work (`staged`) while few ends are known.
-        """
-        interval = self._interval
-        same_piece = self.path.piece_at(end) == interval
-        staged = len(self._past) < PAST_STEPS or not same_piece
-        predicted = same_piece and self._may_predict(dt)
-        first = self._rates(self.fields, dt)
+    @property
+    def _predicts(self) -> bool:
+        """Whether predictions are to be considered: with a fixed step nothing holds their error below a tolerance."""
+        return self.forced is not None or self.controller.fixed_dt is None
 
-        def evaluated(density, t):
+    def _try_step(self, dt: float, end: float) -> _Step:
+        """A step with predicted velocities where that is accurate enough, or else with the model evaluated in every stage."""
+        first, plan = self._rates(self.fields, dt), None
+        if self._same_piece(end) and self._predicts and self._velocities.is_full:
+            plan = self.forced or self._velocities.plan(dt, self.controller.error_tolerance)
+        step = self._predicted_step(dt, end, first, plan) if plan else None
+        return self._evaluated_step(dt, end, first) if step is None else step
+
+    def _evaluated_step(self, dt: float, end: float, first: tuple) -> _Step:
+        """A step with the model evaluated in every stage; the dissipation is integrated along with it."""
+        interval, staged = self._interval, self._is_staged(end)
+
+        def rhs(density, t):
             self._check(density)
             self.evaluations += 1
             return self._rates(self.operator(density, self.heads_at(t, interval, staged)), dt)
 
-        at_end = self._history.at(end) if same_piece and self._history.is_full else None
+        return self._made(ssprk3_step(self.density, self.t, dt, rhs, self.transport.reconcile, first), dt, end, first)
 
-        def from_history(density, t):
+    def _predicted_step(self, dt: float, end: float, first: tuple, plan: str) -> _Step | None:
+        """A step with velocities from the past, corrected if planned or else if need be; None if it is not accurate enough.
+
+        The model is evaluated at the end of the step, where an accepted step needs it anyway. What the velocities used are off
+        there, carried by the density, is compared with the mass that the step moved, as the error of the step itself is.
+        """
+        velocities, error, tolerance = self._velocities, 0.0, math.inf if self.forced else self.controller.error_tolerance
+
+        def rhs(density, t):
             self._check(density)
-            velocity = at_end if t == self.t + dt else self._history.at(t)
-            return self.transport.tendency(density, *self._separate(velocity), dt), np.zeros(2)
+            return self.transport.tendency(density, *self._separate(velocities.at(t)), dt), np.zeros(2)
 
-        rhs = from_history if predicted else evaluated
-        result = ssprk3_step(self.density, self.t, dt, rhs, self.transport.reconcile, first)
-        rates = np.append(self._present_rates(), first[1][1])
-        return _Step(dt, end, same_piece, staged, predicted, at_end, rates, result)
-
-    def _accept(self, step: "_Step", moved: float) -> None:
-        """Go to the end of a step: state, ledger, and what later steps want to know of it."""
-        self.density, self.t, self.dt, self.step = step.result.state, step.end, step.dt, self.step + 1
-        self._fields = None
-        self._check(self.density)
-        if step.predicted:
-            self._fields, self._level_before = step.fields, step.level_before
-        else:
+        for kind in ("predicted", "corrected"):
+            result = ssprk3_step(self.density, self.t, dt, rhs, self.transport.reconcile, first)
+            self._check(result.state)
+            level_before = dict(self.operator.level)
+            final = kind == plan or kind == "corrected"  # otherwise the work of the weights is not asked for
+            fields = self.operator(result.state, self.heads_at(end, self._interval, final))
             self.evaluations += 1
+            step = self._made(result, dt, end, first, fields, level_before)
+            missed = self._missed(velocities, fields, step)
+            if kind == "predicted":
+                error = velocities.prediction_share * missed
+                self._velocities.last = dt, error
+            else:
+                error = velocities.interpolation_share * error / velocities.prediction_share + velocities.end_share * missed
+            if final and error <= tolerance:
+                return step
+            velocities = velocities.with_end(end, self._joined_velocity(fields))
+        return None
+
+    def _made(self, result: StepResult, dt: float, end: float, first: tuple, *more) -> _Step:
+        rates = np.append(self._present_rates(), first[1][1])
+        return _Step(result, dt, end, self._mass(result.state - self.density), rates, *more)
+
+    def _missed(self, velocities: VelocityHistory, fields: AttentionFields, step: _Step) -> float:
+        """Mass that the velocities at the end of a step carry in it beyond the predicted ones, over the mass that it moved."""
+        difference = self._separate(self._joined_velocity(fields) - velocities.at(step.end))
+        rate = self._advection.tendency(fields.density, *difference, 0.0)
+        return step.dt * self._mass(rate) / self.controller.reference(step.moved, step.dt)
+
+    def _is_staged(self, end: float) -> bool:
+        """Whether the work of the weights up to `end` is integrated along with the stages: too few ends of steps are known."""
+        return len(self._past) < PAST_STEPS or not self._same_piece(end)
+
+    def _accept(self, step: _Step) -> None:
+        """Go to the end of a step: state, ledger, and what later steps want to know of it."""
+        predicted, staged, same_piece = step.fields is not None, self._is_staged(step.end), self._same_piece(step.end)
+        self.density, self.t, self.dt, self.step = step.result.state, step.end, step.dt, self.step + 1
+        self._fields, self._level_before = step.fields, step.level_before or {}
+        self._check(self.density)
+        self.evaluations += not predicted
         lengths, rates = zip(*self._past, (step.dt, step.rates), strict=True)
-        last = self._rates(self.fields, step.dt)[1][1] if step.predicted else 0.0
+        last = self._rates(self.fields, step.dt)[1][1] if predicted else 0.0
         *integrals, dissipated = integral_over_step(lengths, [*rates, np.append(self._present_rates(), last)])
-        if step.staged:
+        if staged:
             integrals[0] = step.result.integrals[0]
-        self.ledger.add(dissipated if step.predicted else step.result.integrals[1], *integrals)
-        if not step.same_piece:
-            self._past, self._prediction = [], None
-            self._history.forget()
+        self.ledger.add(dissipated if predicted else step.result.integrals[1], *integrals)
+        if not same_piece:
+            self._past = []
+            self._velocities.forget()
             return
         self._past = [*self._past, (step.dt, step.rates)][-PAST_STEPS:]
-        if step.predicted_velocity is not None and not step.predicted:
-            self._prediction = step.dt, self._prediction_error(self.fields, step, moved)
-
-    @property
-    def _predicts(self) -> bool:
-        """Whether predicted steps are to be considered: with a fixed step nothing holds their error below a tolerance."""
-        return self.always_predict or self.controller.fixed_dt is None
-
-    def _may_predict(self, dt: float) -> bool:
-        """Whether velocities predicted for a step of length dt are expected to be accurate enough."""
-        if self.always_predict or not self._history.is_full:
-            return self._history.is_full
-        if self._prediction is None:
-            return False
-        length, error = self._prediction
-        return error * (dt / length) ** self._history.points <= PREDICTION_MARGIN * self.controller.error_tolerance
-
-    def _is_confirmed(self, step: "_Step", moved: float) -> bool:
-        """Whether the velocities found at the end of a predicted step are close enough to the predicted ones.
-
-        If so, the fields evaluated for this are those of the step's end.
-        """
-        self.evaluations += 1
-        step.level_before = dict(self.operator.level)
-        step.fields = self.operator(step.result.state, self.heads_at(step.end, self._interval))
-        error = self._prediction_error(step.fields, step, moved)
-        self._prediction = step.dt, error
-        return self.always_predict or error <= self.controller.error_tolerance
-
-    def _prediction_error(self, fields: AttentionFields, step: "_Step", moved: float) -> float:
-        """Error of a predicted step, whether or not it was one, relative to the mass that the step moved.
-
-        From the velocities found at its end and those predicted, whose difference is let carry the density.
-        """
-        difference = self._joined_velocity(fields) - step.predicted_velocity
-        lost = self._mass(self._advection.tendency(fields.density, *self._separate(difference), 0.0)) * step.dt
-        return self._history.share * lost / self.controller.reference(moved, step.dt)
+        if self._velocities.is_full and not predicted:
+            missed = self._missed(self._velocities, self.fields, step)
+            self._velocities.last = step.dt, self._velocities.prediction_share * missed
 
     def _joined_velocity(self, fields: AttentionFields) -> np.ndarray:
         """The velocities at all faces as one vector."""
@@ -302,9 +312,7 @@ class FiniteVolumeSolver:
             "controller": self.controller.state(),
             "piece": self._interval,
             "past_steps": np.array([[length, *rates] for length, rates in self._past]).reshape(-1, 6),
-            "past_times": self._history.times[-PREDICTION_POINTS + 1 :],
-            "past_velocities": np.array(self._history.values[-PREDICTION_POINTS + 1 :]),
-            "prediction": self._prediction,
+            **self._velocities.state(),
             **self.operator.level_state(self._fields, self._level_before),
         }
 
@@ -316,13 +324,11 @@ class FiniteVolumeSolver:
         self.ledger = Ledger(**state["ledger"])
         self.controller.restore(state["controller"])
         # in a run that is extended another piece of the path may begin where the old path ended
-        self._past, self._prediction = [], None
-        self._history.forget()
+        self._past = []
+        self._velocities.forget()
         if state["piece"] == self._interval:
             self._past = [(float(row[0]), np.array(row[1:])) for row in state["past_steps"]]
-            self._prediction = None if state["prediction"] is None else tuple(state["prediction"])
-            for t, velocity in zip(state["past_times"], state["past_velocities"], strict=True):
-                self._history.remember(t, np.array(velocity))
+            self._velocities.restore(state)
         self._fields = self._known_rates = None
         self.operator.restore_level(state, lambda: self.fields)
 

@@ -8,10 +8,6 @@ is a convex combination of forward-Euler stages. Quantities that only need to be
 along with the scheme's own weights 1/6, 1/6, 2/3 at t, t + dt, t + dt/2, or follow from their rates at the ends of the steps
 alone (`integral_over_step`), which costs one evaluation in place of three. Heun's second-order result is 2 u2 - u, so the error
 estimate u_new - 2 u2 + u comes for free.
-
-Where f needs something smooth in time that costs much more than the rest of it (the velocities of the transport), the two later
-stages may take it from the last steps instead (`StepHistory`): with n known instants the result is off by
-C dt^(n+1) times the n-th time derivative of what was predicted, see `StepHistory.share`, so that with n >= 3 the order stays.
 """
 
 import math
@@ -89,55 +85,6 @@ def integral_over_step(lengths: Sequence[float], rates: Sequence[np.ndarray]) ->
             third = (second - (slopes[-2] - slopes[-3]) / (g + lengths[-3])) / (h + g + lengths[-3])
             integral = integral - third * (h**4 / 12 + g * h**3 / 6)
     return integral
-
-
-class StepHistory:
-    r"""A vector that is known at the ends of the last steps, continued in time by the polynomial through them.
-
-    Parameters
-    ----------
-    points : int
-        Instants n that are kept, the present one included; the polynomial's degree is n - 1.
-    """
-
-    def __init__(self, points: int):
-        self.points = points
-        self.times: list[float] = []
-        self.values: list[np.ndarray] = []
-
-    @property
-    def is_full(self) -> bool:
-        """Whether as many instants are known as are wanted."""
-        return len(self.times) == self.points
-
-    @property
-    def share(self) -> float:
-        """Error of a predicted SSPRK3 step over dt times the error of the prediction at its end, for equal steps.
-
-        The prediction at t + c dt is off by prod_k (c + k) / (k + 1) of its error at t + dt, k = 0 ... n - 1.
-        """
-        k = np.arange(self.points)
-        return sum(weight * np.prod((c + k) / (k + 1)) for weight, c in ((1 / 6, 1.0), (2 / 3, 0.5)))
-
-    def remember(self, t: float, value: np.ndarray) -> None:
-        """Enter the value at a time after all that are known; the oldest falls out."""
-        if self.is_full:
-            del self.times[0], self.values[0]
-        self.times.append(t)
-        self.values.append(value)
-
-    def forget(self) -> None:
-        """Forget everything: what follows is not the smooth continuation of what was."""
-        self.times.clear()
-        self.values.clear()
-
-    def at(self, t: float) -> np.ndarray:
-        """The polynomial through the known instants, at a time."""
-        out = np.zeros_like(self.values[0])
-        for i, (known, value) in enumerate(zip(self.times, self.values, strict=True)):
-            others = np.array(self.times[:i] + self.times[i + 1 :])
-            out += np.prod((t - others) / (known - others)) * value
-        return out
 
 
 def steps_to(t: float, target: float, dt: float) -> float:

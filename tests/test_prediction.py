@@ -5,14 +5,15 @@ import pytest
 from builders import advance_to, fitted_order, frozen_path, random_symmetric, solver, vmf
 from test_ledger import heads, smooth_data
 
-from sphereflow import energy, simulation
+from sphereflow import energy
 from sphereflow.grid import GaussGrid
 from sphereflow.heads import WeightPath, sample_weight_path
-from sphereflow.stepping import StepHistory, ssprk3_step
+from sphereflow.prediction import POINTS, VelocityHistory
+from sphereflow.stepping import ssprk3_step
 
 
 def filled(points, times, function):
-    history = StepHistory(points)
+    history = VelocityHistory(points)
     for t in times:
         history.remember(t, function(t))
     return history
@@ -35,40 +36,46 @@ def test_polynomials_are_continued_exactly(points):
 
 
 @pytest.mark.parametrize("points", [2, 3, 4])
-def test_share_is_the_error_of_a_step_with_predicted_rates(points):
-    """u' = f(t) with f predicted from its past: the step is off by `share` dt times what the prediction misses at its end.
+def test_shares_are_the_errors_of_steps_with_predicted_rates(points):
+    """u' = f(t) with f from its past: the step is off by `prediction_share` dt times what the prediction misses at its end.
 
-    Its own quadrature error, which is there with f known as well, is taken off.
+    With the right value at the end known as well it is off by `interpolation_share` of the same, and a wrong value there enters
+    with `end_share`. The quadrature error of the scheme, which is there with f known as well, is taken off.
     """
     dt, t = 0.01, 1.0
-    history = filled(points, [t - k * dt for k in reversed(range(points))], lambda s: np.array([np.exp(3 * s)]))
-    start, unused = np.zeros(1), np.zeros(1)
-
-    def step(rate):
-        return ssprk3_step(start, t, dt, lambda u, s: (rate(s), unused), lambda u: u, (rate(t), unused)).state[0]
 
     def known(s):
         return np.array([np.exp(3 * s)])
 
-    missed = (history.at(t + dt) - known(t + dt))[0]
-    assert (step(history.at) - step(known)) / (dt * missed) == pytest.approx(history.share, rel=0.03)
+    def step(rate):
+        unused = np.zeros(1)
+        return ssprk3_step(np.zeros(1), t, dt, lambda u, s: (rate(s), unused), lambda u: u, (rate(t), unused)).state[0]
+
+    history = filled(points, [t - k * dt for k in reversed(range(points))], known)
+    missed = dt * (known(t + dt) - history.at(t + dt))[0]
+    corrected = history.with_end(t + dt, known(t + dt))
+    assert (step(known) - step(history.at)) / missed == pytest.approx(history.prediction_share, rel=0.03)
+    assert abs(step(known) - step(corrected.at)) / missed == pytest.approx(history.interpolation_share, rel=0.06)
+    off = history.with_end(t + dt, known(t + dt) + 0.1)
+    assert (step(off.at) - step(corrected.at)) / (0.1 * dt) == pytest.approx(history.end_share, rel=1e-6)
 
 
+@pytest.mark.parametrize("forced", ["predicted", "corrected"])
 @pytest.mark.parametrize("velocity", ["attention", "gradient-flow"])
 @pytest.mark.parametrize("moving", [False, True])
-def test_predicted_steps_are_of_third_order(velocity, moving):
-    """Every step predicted as soon as the past allows: density, ledger and energy converge as with evaluated stages."""
+def test_predicted_and_corrected_steps_are_of_third_order(forced, velocity, moving):
+    """Every step so as soon as the past allows: density, ledger and energy converge as with evaluated stages."""
     path = sample_weight_path(heads("oscillating", scale=0.3), 0.4) if moving else frozen_path(0.5 * random_symmetric(0, 3))
-    steps, grid = np.array([0.02, 0.01, 0.005]), GaussGrid(16)
+    steps, grid, extra = np.array([0.02, 0.01, 0.005]), GaussGrid(16), {"predicted": 0, "corrected": 1}[forced]
 
-    def run(dt, predict):
+    def run(dt, forced):
         made = solver(grid, smooth_data(grid), path, velocity, -1, fixed_dt=dt)
-        made.always_predict = predict
+        made.forced = forced
         return advance_to(made, 0.4)
 
-    exact = run(0.001, False)
-    runs = [run(dt, True) for dt in steps]
-    assert [made.evaluations for made in runs] == [made.step + 2 * (simulation.PREDICTION_POINTS - 1) for made in runs]
+    exact = run(0.001, None)
+    runs = [run(dt, forced) for dt in steps]
+    assert [made.evaluations for made in runs] == [(1 + extra) * made.step + (2 - extra) * (POINTS - 1) for made in runs]
     assert fitted_order(1 / steps, [np.abs(made.density - exact.density).max() for made in runs]) > 2.7
     residuals = [abs(made.ledger.residual(energy.energy(made.fields))) for made in runs]
     assert fitted_order(1 / steps, residuals) > 2.7
@@ -84,7 +91,7 @@ def recorded(run, times):
 def test_where_steps_are_short_one_evaluation_serves_each():
     grid, path = GaussGrid(32), frozen_path(random_symmetric(2, 3))
     run = recorded(solver(grid, smooth_data(grid), path, "attention", -1), np.linspace(0, 1, 31))
-    assert run.evaluations <= run.step + 3 * simulation.PREDICTION_POINTS
+    assert run.evaluations <= run.step + 3 * POINTS
     exact = advance_to(solver(grid, smooth_data(grid), path, "attention", -1, error_tolerance=1e-7), 1.0)
     moved = run._mass(exact.density - solver(grid, smooth_data(grid), path).density)
     assert run._mass(run.density - exact.density) < 2e-4 * moved  # twice the tolerance: the step's error and the prediction's
@@ -111,7 +118,7 @@ def test_a_prediction_that_does_not_come_true_is_taken_back():
     for t in np.linspace(0, 1, 41)[1:]:
         evaluations, rejected = run.evaluations, run.controller.rejected
         run.advance(t)
-        taken_back += run.evaluations - evaluations == 4 and run.controller.rejected == rejected
+        taken_back += run.evaluations - evaluations == 5 and run.controller.rejected == rejected
     advance_to(run, 1.0)
     assert taken_back > 0
     exact = advance_to(solver(grid, smooth_data(grid), path, "attention", -1, error_tolerance=1e-8), 1.0)
