@@ -3,7 +3,6 @@
 This is what `sphereflow.run` and the command line call.
 """
 
-import ctypes
 import datetime
 import importlib.metadata
 import json
@@ -44,7 +43,6 @@ from sphereflow.storage.importers import read_tokens
 from sphereflow.transport import Transport
 
 REFERENCES = "arXiv:2605.18870, arXiv:2604.23740, arXiv:2501.03096"
-MALLOC_OPTIONS = ((-3, 32 << 20), (-1, 256 << 20))  # glibc's M_MMAP_THRESHOLD (its largest) and M_TRIM_THRESHOLD, bytes
 DIRECTIONS = {"descend": -1, "ascend": 1}
 
 
@@ -289,22 +287,6 @@ def _as_case(case, overrides) -> Case:
     return load_case(case, overrides)
 
 
-def keep_freed_memory() -> None:
-    """Ask the C library to keep what a step frees for the next one, where it is glibc and nobody has told it otherwise.
-
-    Arrays of the grid are larger than what glibc keeps by default: it gives them back to the system, which has to clear new
-    pages at the next step, and that takes longer than the fluxes.
-    """
-    if any(name.startswith("MALLOC_") or name == "GLIBC_TUNABLES" for name in os.environ):
-        return
-    try:
-        mallopt = ctypes.CDLL(None).mallopt
-    except (OSError, AttributeError, TypeError):
-        return
-    for option, value in MALLOC_OPTIONS:
-        mallopt(option, value)
-
-
 @contextmanager
 def compiled_threads(threads: int):
     """Let compiled loops use a number of threads; raises CaseError if it is not possible.
@@ -314,7 +296,6 @@ def compiled_threads(threads: int):
     """
     if threads < 1 or threads > numba.config.NUMBA_NUM_THREADS:
         raise CaseError(f"threads: {threads} is not allowed; must be from 1 to {numba.config.NUMBA_NUM_THREADS}")
-    keep_freed_memory()
     before = numba.get_num_threads()
     numba.set_num_threads(threads)
     try:
