@@ -6,6 +6,8 @@ that L layers of length h, taken in Euler steps of h, are exactly L transformer 
 """
 
 from sphereflow import energy
+from sphereflow.attention import Heads
+from sphereflow.movement_solver import MovementSolver
 from sphereflow.particles import ParticleSolver
 from sphereflow.simulation import FiniteVolumeSolver
 
@@ -33,3 +35,19 @@ class LayeredTokens(LayerJumps, ParticleSolver):
 
     def _energy_under(self, piece):
         return self._evaluate(self.positions, self.t, piece).energy
+
+
+class LayeredMovement(MovementSolver):
+    """Minimising movements under layers: each step lies in one layer and minimises under its weights."""
+
+    def advance(self, target: float) -> None:
+        """Take one step, not beyond `target` nor beyond the end of the layer."""
+        before = self.path.piece_at(self.t)
+        super().advance(self.path.smooth_until(self.t, target))
+        if self.path.piece_at(self.t) != before:
+            spectrum, old = self._spectrum_of(self._heads_at(self.t)), self.energy
+            self.energy = spectrum.energy(spectrum.coordinates(self.density))
+            self.ledger.weight_work += self.energy - old
+
+    def _heads_of_step(self, end: float) -> Heads:
+        return self._heads_at(self.t)

@@ -154,8 +154,12 @@ class MovementSolver:
             self.suggestion = min(self.tau, GROWTH * self.suggestion)
         self._settle(movement, before)
 
+    def _heads_of_step(self, end: float) -> Heads:
+        """The weights under which a step that ends at a time minimises: those at its end, as the scheme is implicit."""
+        return self._heads_at(end)
+
     def _try_step(self, tau: float, end: float) -> Movement:
-        operator, heads = self.operator, self._heads_at(end)
+        operator, heads = self.operator, self._heads_of_step(end)
         graph = cell_graph(operator.grid)
         conductance = graph.conductance(operator(self.density, heads).effective_mobility)
         problem = DualProblem(

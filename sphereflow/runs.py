@@ -29,7 +29,7 @@ from sphereflow.errors import CaseError, NumericalError
 from sphereflow.grid import GaussGrid
 from sphereflow.heads import WeightPath, sample_weight_path
 from sphereflow.initial import initial_density
-from sphereflow.layers import LayeredDensity, LayeredTokens
+from sphereflow.layers import LayeredDensity, LayeredMovement, LayeredTokens
 from sphereflow.movement import StepSettings, resolved_degree
 from sphereflow.movement_solver import MovementSolver
 from sphereflow.particles import ParticleSolver, TokenOperator, initial_tokens, quadrature_tokens
@@ -168,7 +168,8 @@ def _finite_volume_solver(case, threads, path, state):
 
 def _movement_solver(case, threads, path, state):
     solver, operator = case.solver, _operator(case, threads, two_point=True)
-    return MovementSolver(
+    kind = LayeredMovement if path.interpolation == "step" else MovementSolver
+    return kind(
         operator=operator,
         path=path,
         density=build_density(case, operator.grid) if state is None else state["density"],

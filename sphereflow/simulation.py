@@ -145,18 +145,27 @@ class FiniteVolumeSolver:
         return tendency, np.array([power, energy.dissipation(fields, moved)])
 
     def _present_rates(self) -> np.ndarray:
-        """Rates of the ledger at the present state: work of the weights, G^2 and, under noise, drift and Ito parts."""
-        fields, path = self.fields, self.path
-        if self._known_rates is not None and self._known_rates[0] is fields:
-            return self._known_rates[1]
-        rates = np.zeros(4)
+        """`_ledger_rates` at the present state, computed once."""
+        fields = self.fields
+        if self._known_rates is None or self._known_rates[0] is not fields:
+            self._known_rates = fields, self._ledger_rates(fields, self._interval)
+        return self._known_rates[1]
+
+    def _ledger_rates(self, fields: AttentionFields, interval: int | None) -> np.ndarray:
+        """Rates at the present time: work of the weights, G^2 and, under noise, drift and Ito parts."""
+        rates, path = np.zeros(4), self.path
         rates[0] = energy.weight_power(fields)
         rates[1] = energy.metric_speed_squared(fields)
         if path.noise_var > 0:
-            rates[2] = energy.drift_power(fields, path.drift_at(self.t, self._interval))
+            rates[2] = energy.drift_power(fields, path.drift_at(self.t, interval))
             rates[3] = energy.ito_power(fields, path.noise_var)
-        self._known_rates = fields, rates
         return rates
+
+    def _rates_at_end(self, interval: int | None) -> np.ndarray:
+        """Rates at the end of a step within a piece of the path: where the weights jump there, those before the jump count."""
+        if self.path.interpolation != "step" or self.path.piece_at(self.t) == interval:
+            return self._present_rates()
+        return self._ledger_rates(self.operator(self.density, self.heads_at(self.t, interval)), interval)
 
     def advance(self, target: float) -> None:
         """Take one accepted step, not beyond `target` nor beyond the next kink of the weight path.
@@ -253,13 +262,14 @@ class FiniteVolumeSolver:
     def _accept(self, step: _Step) -> None:
         """Go to the end of a step: state, ledger, and what later steps want to know of it."""
         predicted, staged, same_piece = step.fields is not None, self._is_staged(step.end), self._same_piece(step.end)
+        interval = self._interval
         self.density, self.t, self.dt, self.step = step.result.state, step.end, step.dt, self.step + 1
         self._fields, self._level_before = step.fields, step.level_before or {}
         self._check(self.density)
         self.evaluations += not predicted
         lengths, rates = zip(*self._past, (step.dt, step.rates), strict=True)
         last = self._rates(self.fields, step.dt)[1][1] if predicted else 0.0
-        *integrals, dissipated = integral_over_step(lengths, [*rates, np.append(self._present_rates(), last)])
+        *integrals, dissipated = integral_over_step(lengths, [*rates, np.append(self._rates_at_end(interval), last)])
         if staged:
             integrals[0] = step.result.integrals[0]
         self.ledger.add(dissipated if predicted else step.result.integrals[1], *integrals)

@@ -4,11 +4,11 @@ import numpy as np
 import pytest
 from builders import advance_to
 
-from sphereflow import run
+from sphereflow import energy, run
 from sphereflow.case import parse_case
 from sphereflow.errors import CaseError
 from sphereflow.heads import WeightPath
-from sphereflow.layers import LayeredDensity, LayeredTokens
+from sphereflow.layers import LayeredDensity, LayeredMovement, LayeredTokens
 from sphereflow.runs import build_solver, build_weight_path
 from sphereflow.storage import read_weight_path
 
@@ -60,6 +60,44 @@ def test_the_ledger_closes_across_jumps(case_of, solver, kind):
     snapshot = advance_to(run, 0.4).snapshot()
     assert abs(snapshot.ledger.weight_work) > 1e-3
     assert abs(snapshot.ledger.residual(snapshot.energy)) < (3e-6 if kind is LayeredDensity else 1e-9)
+
+
+SYMMETRIC = np.random.default_rng(3).normal(size=(2, 1, 3, 3))
+SYMMETRIC = 0.3 * (SYMMETRIC + SYMMETRIC.swapaxes(-1, -2))
+
+
+def test_minimising_movements_act_under_the_layer_they_lie_in(case_of):
+    """Steps of the length of a layer: the first under layer 0 alone, the second from there under layer 1."""
+    movement = {"kind": "minimizing-movement", "tau": 0.1}
+    layers = build_solver(case_of({"t": [0.0, 0.15], "logits": SYMMETRIC}, movement, t_end=0.3))
+    assert isinstance(layers, LayeredMovement)
+    frozen = [
+        build_solver(case_of({"t": [0.0], "logits": SYMMETRIC[[k]]}, movement, t_end=0.3), state=None) for k in (0, 1)
+    ]
+    advance_to(frozen[0], 0.15)
+    advance_to(layers, 0.15)
+    assert layers.step == 2
+    np.testing.assert_array_equal(layers.density, frozen[0].density)
+    frozen[1].density = frozen[0].density
+    frozen[1].t = 0.15
+    np.testing.assert_allclose(advance_to(layers, 0.3).density, advance_to(frozen[1], 0.3).density, rtol=1e-12)
+    snapshot = layers.snapshot()
+    assert abs(snapshot.ledger.weight_work) > 1e-3
+    jump = frozen[1].fields.operator(frozen[0].density, frozen[1]._heads_at(0.2))
+    before = frozen[0].fields
+    assert snapshot.ledger.weight_work == pytest.approx(energy.energy(jump) - energy.energy(before), rel=1e-6)
+    assert abs(snapshot.ledger.residual(snapshot.energy)) < 0.2 * abs(snapshot.ledger.dissipation_integral)
+
+
+def test_metric_speed_of_one_symmetric_head_is_the_dissipation_across_jumps(case_of):
+    """`attention` with one symmetric head is the gradient flow, layer by layer: int G^2 = -s int P, to the grid's error."""
+    found = []
+    for dt in (0.02, 0.01):
+        case = case_of({"t": [0.0, 0.2], "logits": SYMMETRIC}, {"dt": dt})
+        ledger = advance_to(build_solver(case), 0.4).ledger
+        found.append(ledger.metric_speed_integral / ledger.dissipation_integral - 1)
+    assert abs(found[1] - found[0]) < 1e-4  # of the jump of G^2, half a step would be booked under the wrong layer: 1e-2
+    assert abs(found[1]) < 0.02
 
 
 def test_equal_layers_are_frozen_heads(case_of):
