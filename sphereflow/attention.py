@@ -13,7 +13,7 @@ Velocities (s = +1 ascend, -1 descend):
 
 A local drift u(x) (`sphereflow.drift`), if there is one, is added to each of them.
 
-`attention` and `gradient-flow` are the same for one symmetric head and differ otherwise.
+`attention` and `gradient-flow` are the same where all heads are one and the same symmetric head, and differ otherwise.
 
 Logarithms and reciprocals of the m_h are taken on the coarsest Gauss grid that resolves the result (its coefficients must
 have died out), then carried to the full grid by one synthesis; where none does they are taken on the full grid.

@@ -181,7 +181,7 @@ SCALARS = (
     _scalar("energy", "interaction energy E", lambda s: s.energy),
     _scalar(
         "dissipation",
-        "dissipation P = - int grad(xi) . v rho, the rate at which the flow lowers E",
+        "dissipation P, the rate at which the flow lowers E: - int grad(xi) . (v rho - kappa grad(rho)), kappa the diffusion",
         lambda s: s.dissipation,
     ),
     _scalar(
@@ -222,7 +222,7 @@ SCALARS = (
     Variable("second_moment", ("t", "row", "col"), "1", "second moments int x x^T rho",
              lambda s: s.second_moment),
     _scalar("order_parameter", "order parameter |int x rho|", lambda s: np.linalg.norm(s.mean)),
-    _scalar("cluster_count", "number of regions denser than half the largest density",
+    _scalar("cluster_count", "number of regions denser than half the largest density; 0 where that is below 1 / (2 pi)",
             lambda s: cluster_count(s.grid, s.density), dtype="i4"),
     _scalar("attention_resultant", "mean resultant length sum_h w_h int rho |int y q_h(y|x) dy| of the attention",
             lambda s: s.mean_resultant),

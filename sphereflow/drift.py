@@ -9,7 +9,7 @@ density of mean mu_e and concentration kappa_e, its contribution that density's 
 play the posterior over experts. With W_g = (kappa_e mu_e)^T and b_g = the logarithms of weight times normalisation they
 are the posterior of a mixture of these densities, and the drift is the gradient of the mixture's logarithm.
 
-A drift has no part in the energy E: the dissipation P = - int grad xi . v rho of a run contains it through v and may then
+A drift has no part in the energy E: the dissipation P (`sphereflow.energy`) of a run contains it through v and may then
 have either sign.
 """
 

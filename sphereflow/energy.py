@@ -1,10 +1,10 @@
 r"""Energy, its rates, and the ledger that closes the books of a run.
 
     E      = 1/2 sum_h w_h \int\int exp(x . A_h y) rho rho = 1/2 int xi rho
-    dE/dt  = (work of the weights) - P,    P = - int grad xi . v rho = - int xi (d rho / dt)_transport
+    dE/dt  = (work of the weights) - P,    P = - int xi (d rho / dt)_transport = - int grad xi . (v rho - kappa grad rho)
     G^2    = int b |v|^2 rho               squared metric speed
     S^2    = int |grad xi|^2 / b rho       squared metric slope
-    defect = 1/2 (G^2 + S^2) + s P = 1/2 int b |v - v_gf|^2 rho >= 0
+    defect = 1/2 int b |v - v_gf|^2 rho >= 0, which is 1/2 (G^2 + S^2) + s P without diffusion (kappa = 0)
 
 Along a run E(t) - E(0) = W(t) - int P dt + residual, with W = int sum_h dE/dA_h : dA_h.
 """

@@ -12,7 +12,7 @@ Relation to the flow dx/dt = P_x (a + u), x on the sphere (P_x the projection on
 
 * `tangent=True` projects the update first; the block then *is* the Euler step of `sphereflow.particles`.
 * `tangent=False` is the block as it is built. Since x + h a = (1 + h x.a) (x + h/(1 + h x.a) P_x a), it is exactly an Euler
-  step whose length h/(1 + h x.a) differs from token to token: a relative difference of O(h).
+  step whose length h/(1 + h x.a) differs from token to token, where 1 + h x.a > 0: a relative difference of O(h).
 * The exponential map moves x by the angle h|P_x a|, the tangent block by arctan(h|P_x a|): they differ by O(h^3), and the
   block as built differs from both by O(h^2), in one step.
 """

@@ -25,7 +25,7 @@ pytestmark = pytest.mark.slow
 
 MEMBERS = 3
 # Some seconds for a member, with a checkpoint every few steps.
-LONGER = CASE.replace("t_end = 0.2", "t_end = 0.8\ndt = 0.004") + "checkpoint_every = 0.1\n"
+LONGER = CASE.replace("t_end = 0.2", "t_end = 0.8\ndt = 0.002") + "checkpoint_every = 0.1\n"
 TIMEOUT = 240
 
 
