@@ -25,6 +25,15 @@ from sphereflow.harmonics import degree_power, inner_product
 from sphereflow.mobility import MobilitySet
 
 NEWTON_STEPS = 12
+UNIFORM_ORDER = 100  # from which the five terms below leave less than 1e-12; scipy's function underflows from 300 on
+DEBYE = (  # coefficients of u_0 ... u_4 in powers of t (DLMF 10.41.10)
+    (1.0,),
+    (0, 3 / 24, 0, -5 / 24),
+    (0, 0, 81 / 1152, 0, -462 / 1152, 0, 385 / 1152),
+    (0, 0, 0, 30375 / 414720, 0, -369603 / 414720, 0, 765765 / 414720, 0, -425425 / 414720),
+    (0, 0, 0, 0, 4465125 / 39813120, 0, -94121676 / 39813120, 0, 349922430 / 39813120, 0, -446185740 / 39813120, 0,
+     185910725 / 39813120),
+)  # fmt: skip
 RESULTANT_GRIDS = (32, 64)  # latitudes on which the resultant's mean over a density is tried before its own grid
 RESULTANT_TAIL = 3e-4
 
@@ -43,7 +52,7 @@ def log_vmf_constant(kappa: np.ndarray, dimension: int = 3) -> np.ndarray:
     area = np.log(2) + dimension / 2 * np.log(np.pi) - gammaln(dimension / 2)
     series = np.log(hyp0f1(nu + 1, np.where(_is_small(kappa, nu), kappa, 0.0) ** 2 / 4))
     large = np.where(_is_small(kappa, nu), 2 * np.sqrt(nu + 1), kappa)
-    direct = np.log(ive(nu, large)) + large + gammaln(nu + 1) - nu * np.log(large / 2)
+    direct = log_bessel(nu, large) + gammaln(nu + 1) - nu * np.log(large / 2)
     return -area - np.where(_is_small(kappa, nu), series, direct)
 
 
@@ -53,7 +62,31 @@ def resultant_length(kappa: np.ndarray, dimension: int = 3) -> np.ndarray:
     small = np.where(_is_small(kappa, nu), kappa, 0.0)
     series = small / dimension * hyp0f1(nu + 2, small**2 / 4) / hyp0f1(nu + 1, small**2 / 4)
     large = np.where(_is_small(kappa, nu), 2 * np.sqrt(nu + 1), kappa)
-    return np.where(_is_small(kappa, nu), series, ive(nu + 1, large) / ive(nu, large))
+    return np.where(_is_small(kappa, nu), series, bessel_ratio(nu, large))
+
+
+def log_bessel(nu: float, x: np.ndarray) -> np.ndarray:
+    """log I_nu(x) for x > 0, x^2 / 4 >= nu + 1; by Debye's uniform expansion (DLMF 10.41.3) where I_nu itself may underflow."""
+    if nu < UNIFORM_ORDER:
+        return np.log(ive(nu, x)) + x
+    root = np.hypot(nu, x)
+    return root + nu * np.log(x / (nu + root)) - 0.5 * np.log(2 * np.pi * root) + np.log(_debye(nu, root))
+
+
+def bessel_ratio(nu: float, x: np.ndarray) -> np.ndarray:
+    """I_{nu+1}(x) / I_nu(x) for x > 0, x^2 / 4 >= nu + 1; by Debye's expansion without differences of its large terms."""
+    if nu < UNIFORM_ORDER:
+        return ive(nu + 1, x) / ive(nu, x)
+    root, following = np.hypot(nu, x), np.hypot(nu + 1, x)
+    rise = (2 * nu + 1) / (root + following)  # following - root
+    exponent = rise - nu * np.log1p((1 + rise) / (nu + root))
+    factor = np.sqrt(root / following) * _debye(nu + 1, following) / _debye(nu, root)
+    return x / (nu + 1 + following) * np.exp(exponent) * factor
+
+
+def _debye(nu, root):
+    """The series of Debye's expansion of I_nu(x); root = sqrt(nu^2 + x^2)."""
+    return sum(np.polynomial.Polynomial(u)(nu / root) / nu**k for k, u in enumerate(DEBYE))
 
 
 def _is_small(kappa, nu):
@@ -66,13 +99,12 @@ def equivalent_kappa(length: np.ndarray, dimension: int = 3) -> np.ndarray:
 
     Newton's method from Banerjee's approximation R (d - R^2) / (1 - R^2); inf where the length is 1.
     """
-    length = np.clip(np.asarray(length, dtype=float), 0.0, 1.0)
+    length = np.asarray(length, dtype=float)
     inside = np.where(1 - length < 1e-12, 0.5, length)
     kappa = inside * (dimension - inside**2) / (1 - inside**2)
     for _ in range(NEWTON_STEPS):
         found = resultant_length(kappa, dimension)
         slope = 1 - found**2 - (dimension - 1) * found / np.maximum(kappa, 1e-300)
-        slope = np.where(kappa < 1e-3, 1 / dimension, slope)
         before, kappa = kappa, np.maximum(kappa - (found - inside) / slope, 0.0)
         if np.all(np.abs(kappa - before) <= 1e-14 * kappa):
             break

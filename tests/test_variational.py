@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 from builders import advance_to, fitted_order
 from closed_forms import langevin, log_i0, tangent, unit, vmf, vmf_mobility
-from scipy.special import iv, roots_legendre
+from scipy.special import gammaln, iv, ive, roots_legendre
 
 from sphereflow.attention import AttentionOperator, Heads
 from sphereflow.case import parse_case
@@ -15,9 +15,12 @@ from sphereflow.grid import GaussGrid
 from sphereflow.particles import TokenOperator
 from sphereflow.runs import build_solver, build_weight_path, output_layout, run
 from sphereflow.variational import (
+    UNIFORM_ORDER,
+    bessel_ratio,
     density_resultant,
     equivalent_kappa,
     infer_density,
+    log_bessel,
     log_vmf_constant,
     mean_resultant,
     resultant_length,
@@ -66,6 +69,26 @@ def test_normalisation_and_resultant_of_von_mises_fisher(d):
     wide = np.array([1e-4, 1e-2, 1.0, 8.0, 90.0, 2000.0])
     np.testing.assert_allclose(equivalent_kappa(resultant_length(wide, d), d), wide, rtol=1e-8)
     assert equivalent_kappa(1.0, d) == np.inf and equivalent_kappa(0.0, d) == pytest.approx(0, abs=1e-12)
+
+
+@pytest.mark.parametrize("d", [400, 768, 1024, 4096])
+def test_von_mises_fisher_in_the_dimensions_of_language_models(d):
+    """Where Bessel functions underflow: Amos's bounds (1974) of A_d, d log C_d / d kappa = -A_d, and the way back."""
+    kappa = np.geomspace(0.1 * np.sqrt(d), 1e5, 50)
+    length, n = resultant_length(kappa, d), d / 2
+    assert np.all(length > kappa / (n - 0.5 + np.hypot(n + 0.5, kappa)) * (1 - 1e-13))
+    assert np.all(length < kappa / (n - 0.5 + np.hypot(n - 0.5, kappa)) * (1 + 1e-13))
+    np.testing.assert_allclose(equivalent_kappa(length, d), kappa, rtol=1e-10)
+    step = 1e-4 * kappa
+    slope = (log_vmf_constant(kappa - step, d) - log_vmf_constant(kappa + step, d)) / (2 * step)
+    rounding = 4 * np.finfo(float).eps * gammaln(d / 2) / step
+    assert np.all(np.abs(slope - length) < 1e-7 * length + rounding)
+
+
+def test_both_forms_of_bessel_functions_agree_where_they_meet():
+    nu, x = float(UNIFORM_ORDER), np.geomspace(21, 1e5, 30)
+    np.testing.assert_allclose(log_bessel(nu, x), np.log(ive(nu, x)) + x, rtol=1e-13, atol=1e-11)
+    np.testing.assert_allclose(bessel_ratio(nu, x), ive(nu + 1, x) / ive(nu, x), rtol=1e-11)
 
 
 def test_exact_posterior_moves_along_the_gradient_of_the_log_marginal():
