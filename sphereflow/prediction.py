@@ -16,8 +16,9 @@ the uncorrected state, enters with the weight of that point in the step, 0.38. T
 
 import math
 
-import numba
 import numpy as np
+
+from sphereflow.passes import weighted_sum
 
 POINTS = 4
 MARGIN = 0.7  # share of the tolerance that a step may be expected to use up
@@ -35,7 +36,7 @@ class VelocityHistory:
     Parameters
     ----------
     points : int
-        Instants n that are kept, the present one included.
+        Instants n <= 4 that are kept, the present one included.
 
     Attributes
     ----------
@@ -86,11 +87,11 @@ class VelocityHistory:
 
     def at(self, t: float) -> np.ndarray:
         """The polynomial through the known instants, at a time."""
-        out = np.zeros_like(self.values[0])
-        for i, (known, value) in enumerate(zip(self.times, self.values, strict=True)):
-            others = self.times[:i] + self.times[i + 1 :]
-            _add(math.prod((t - other) / (known - other) for other in others), value, out)
-        return out
+        weights = [
+            math.prod((t - other) / (known - other) for other in self.times[:i] + self.times[i + 1 :])
+            for i, known in enumerate(self.times)
+        ]
+        return weighted_sum(weights, self.values)
 
     def with_end(self, t: float, value: np.ndarray) -> "VelocityHistory":
         """A copy that knows the velocities at the end of the step at hand, for its correction."""
@@ -120,10 +121,3 @@ class VelocityHistory:
         for t, value in zip(state["past_times"], state["past_velocities"], strict=True):
             self.remember(t, np.array(value))
         self.last = None if state["past_prediction"] is None else tuple(state["past_prediction"])
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _add(weight, values, out):
-    """Add weight * values to out, without the temporary array of numpy."""
-    for i in range(out.size):
-        out[i] += weight * values[i]

@@ -16,6 +16,7 @@ from sphereflow.diagnostics import DensitySnapshot
 from sphereflow.energy import Ledger
 from sphereflow.errors import NumericalError
 from sphereflow.heads import WeightPath
+from sphereflow.passes import extremes, masses
 from sphereflow.prediction import VelocityHistory
 from sphereflow.stepping import StepController, StepResult, arrival, integral_over_step, ssprk3_step, steps_to
 from sphereflow.transport import Transport
@@ -30,8 +31,8 @@ class _Step:
 
     Attributes
     ----------
-    dt, end, moved : float
-        Its length, the time at its end, and the mass that it moved.
+    dt, end, moved, error : float
+        Its length, the time at its end, the mass that it moved and that of the error estimate.
     rates : ndarray, shape (5,)
         Rates of the ledger at its beginning: `_present_rates` and P.
     fields : AttentionFields or None
@@ -44,6 +45,7 @@ class _Step:
     dt: float
     end: float
     moved: float
+    error: float
     rates: np.ndarray
     fields: AttentionFields | None = None
     level_before: dict | None = None
@@ -140,7 +142,7 @@ class FiniteVolumeSolver:
         idle the stage moves by the tendency itself.
         """
         tendency = self.transport.tendency(fields.density, *fields.face_velocity, dt)
-        moved = (self.transport.reconcile(fields.density + dt * tendency) - fields.density) / dt
+        moved = self.transport.stage_rate(fields.density, tendency, dt)
         power = self._present_rates()[0] if fields is self._fields else energy.weight_power(fields)
         return tendency, np.array([power, energy.dissipation(fields, moved)])
 
@@ -182,7 +184,7 @@ class FiniteVolumeSolver:
             while True:
                 dt = steps_to(self.t, target, self.controller.choose(self._step_bound, self.t, self.step))
                 step = self._try_step(dt, arrival(self.t, dt, target))
-                if not math.isfinite(step.moved) or self.controller.accept(step.moved, self._mass(step.result.error), dt):
+                if not math.isfinite(step.moved) or self.controller.accept(step.moved, step.error, dt):
                     break
             self._accept(step)
 
@@ -224,9 +226,11 @@ class FiniteVolumeSolver:
 
         def rhs(density, t):
             self._check(density)
-            return self.transport.tendency(density, *self._separate(velocities.at(t)), dt), np.zeros(2)
+            velocity = at_end if t == self.t + dt else velocities.at(t)
+            return self.transport.tendency(density, *self._separate(velocity), dt), np.zeros(2)
 
         for kind in ("predicted", "corrected"):
+            at_end = velocities.at(end)
             result = ssprk3_step(self.density, self.t, dt, rhs, self.transport.reconcile, first)
             self._check(result.state)
             level_before = dict(self.operator.level)
@@ -234,7 +238,7 @@ class FiniteVolumeSolver:
             fields = self.operator(result.state, self.heads_at(end, self._interval, final))
             self.evaluations += 1
             step = self._made(result, dt, end, first, fields, level_before)
-            missed = self._missed(velocities, fields, step)
+            missed = self._missed(at_end, fields, step)
             if kind == "predicted":
                 error = velocities.prediction_share * missed
                 self._velocities.last = dt, error
@@ -247,13 +251,15 @@ class FiniteVolumeSolver:
 
     def _made(self, result: StepResult, dt: float, end: float, first: tuple, *more) -> _Step:
         rates = np.append(self._present_rates(), first[1][1])
-        return _Step(result, dt, end, self._mass(result.state - self.density), rates, *more)
+        area = self.operator.grid.cell_area
+        return _Step(result, dt, end, *masses(result.state, result.middle, self.density, area), rates, *more)
 
-    def _missed(self, velocities: VelocityHistory, fields: AttentionFields, step: _Step) -> float:
+    def _missed(self, predicted: np.ndarray, fields: AttentionFields, step: _Step) -> float:
         """Mass that the velocities at the end of a step carry in it beyond the predicted ones, over the mass that it moved."""
-        difference = self._separate(self._joined_velocity(fields) - velocities.at(step.end))
+        difference = self._separate(self._joined_velocity(fields) - predicted)
         rate = self._advection.tendency(fields.density, *difference, 0.0)
-        return step.dt * self._mass(rate) / self.controller.reference(step.moved, step.dt)
+        carried = 0.5 * float(np.abs(rate).sum(axis=1) @ self.operator.grid.cell_area)
+        return step.dt * carried / self.controller.reference(step.moved, step.dt)
 
     def _is_staged(self, end: float) -> bool:
         """Whether the work of the weights up to `end` is integrated along with the stages: too few ends of steps are known."""
@@ -279,7 +285,7 @@ class FiniteVolumeSolver:
             return
         self._past = [*self._past, (step.dt, step.rates)][-PAST_STEPS:]
         if self._velocities.is_full and not predicted:
-            missed = self._missed(self._velocities, self.fields, step)
+            missed = self._missed(self._velocities.at(step.end), self.fields, step)
             self._velocities.last = step.dt, self._velocities.prediction_share * missed
 
     def _joined_velocity(self, fields: AttentionFields) -> np.ndarray:
@@ -291,13 +297,9 @@ class FiniteVolumeSolver:
         nlat, nlon = self.operator.grid.shape
         return velocity[: nlat * nlon].reshape(nlat, nlon), velocity[nlat * nlon :].reshape(nlat + 1, nlon)
 
-    def _mass(self, change: np.ndarray) -> float:
-        """The mass that a change of the density moves."""
-        return float(0.5 * np.abs(change).sum(axis=1) @ self.operator.grid.cell_area)
-
     def _check(self, density: np.ndarray) -> None:
         """Stop the run at a non-finite or negative density, of a step or of a stage of it."""
-        low, high = density.min(), density.max()
+        low, high = extremes(density)
         if math.isfinite(low) and math.isfinite(high) and low >= -NEGATIVE_TOLERANCE * high:
             return
         bad = ~np.isfinite(density)

@@ -17,6 +17,7 @@ from dataclasses import dataclass
 import numpy as np
 
 from sphereflow.errors import NumericalError
+from sphereflow.passes import blend
 
 STABLE_CFL = 0.4  # a fixed step beyond this Courant number is refused: the unlimited parabolas go unstable at 0.45
 QUIET_RATE = 1e-9  # mass moved per unit time below which the solution counts as stationary
@@ -28,11 +29,14 @@ MEMORY_OF_REFUSALS = 2  # accepted steps
 
 @dataclass(frozen=True)
 class StepResult:
-    """What one step gives: the new state, the integrals over the step, and the two sizes that error control compares."""
+    """What one step gives: the new state, the integrals over the step, and the second intermediate state u2.
+
+    The difference to Heun's second-order result is state - 2 middle + (the state before).
+    """
 
     state: np.ndarray
     integrals: np.ndarray
-    error: np.ndarray
+    middle: np.ndarray
 
 
 def ssprk3_step(state: np.ndarray, t: float, dt: float, rhs: Callable, project: Callable, first) -> StepResult:
@@ -50,12 +54,12 @@ def ssprk3_step(state: np.ndarray, t: float, dt: float, rhs: Callable, project: 
         rhs(state, t), known from the choice of dt.
     """
     k1, r1 = first
-    u1 = project(state + dt * k1)
+    u1 = project(blend(0.0, state, 1.0, state, dt, k1))
     k2, r2 = rhs(u1, t + dt)
-    u2 = project(0.75 * state + 0.25 * (u1 + dt * k2))
+    u2 = project(blend(0.75, state, 0.25, u1, dt, k2))
     k3, r3 = rhs(u2, t + dt / 2)
-    new = project((state + 2 * (u2 + dt * k3)) / 3)
-    return StepResult(new, dt * (r1 + r2 + 4 * r3) / 6, new - 2 * u2 + state)
+    new = project(blend(1 / 3, state, 2 / 3, u2, dt, k3))
+    return StepResult(new, dt * (r1 + r2 + 4 * r3) / 6, u2)
 
 
 def integral_over_step(lengths: Sequence[float], rates: Sequence[np.ndarray]) -> np.ndarray:

@@ -19,7 +19,7 @@ def filled(points, times, function):
     return history
 
 
-@pytest.mark.parametrize("points", [1, 2, 3, 4, 5])
+@pytest.mark.parametrize("points", [1, 2, 3, 4])
 def test_polynomials_are_continued_exactly(points):
     """Up to degree n - 1, at uneven instants, from the last n of them."""
     polynomials = np.random.default_rng(points).standard_normal((points, 7))
@@ -82,6 +82,11 @@ def test_predicted_and_corrected_steps_are_of_third_order(forced, velocity, movi
     assert residuals[-1] < 1e-5 * abs(exact.ledger.dissipation_integral)
 
 
+def distance(run, density):
+    """Mass by which the density of a run differs from another."""
+    return 0.5 * run.operator.grid.integrate(np.abs(run.density - density))
+
+
 def recorded(run, times):
     for t in times:
         advance_to(run, t)
@@ -93,8 +98,8 @@ def test_where_steps_are_short_one_evaluation_serves_each():
     run = recorded(solver(grid, smooth_data(grid), path, "attention", -1), np.linspace(0, 1, 31))
     assert run.evaluations <= run.step + 3 * POINTS
     exact = advance_to(solver(grid, smooth_data(grid), path, "attention", -1, error_tolerance=1e-7), 1.0)
-    moved = run._mass(exact.density - solver(grid, smooth_data(grid), path).density)
-    assert run._mass(run.density - exact.density) < 2e-4 * moved  # twice the tolerance: the step's error and the prediction's
+    moved = distance(exact, smooth_data(grid))
+    assert distance(run, exact.density) < 2e-4 * moved  # twice the tolerance: the step's error and the prediction's
 
 
 def test_weights_that_turn_too_fast_are_evaluated_in_every_stage():
@@ -103,7 +108,7 @@ def test_weights_that_turn_too_fast_are_evaluated_in_every_stage():
     run = advance_to(solver(grid, smooth_data(grid), path, "attention", -1), 0.5)
     assert run.evaluations > 2.5 * run.step
     exact = advance_to(solver(grid, smooth_data(grid), path, "attention", -1, error_tolerance=1e-8), 0.5)
-    assert run._mass(run.density - exact.density) < 5e-4 * run._mass(exact.density - smooth_data(grid))
+    assert distance(run, exact.density) < 5e-4 * distance(exact, smooth_data(grid))
 
 
 def test_a_prediction_that_does_not_come_true_is_taken_back():
@@ -122,7 +127,7 @@ def test_a_prediction_that_does_not_come_true_is_taken_back():
     advance_to(run, 1.0)
     assert taken_back > 0
     exact = advance_to(solver(grid, smooth_data(grid), path, "attention", -1, error_tolerance=1e-8), 1.0)
-    assert run._mass(run.density - exact.density) < 1e-3 * run._mass(exact.density - smooth_data(grid))
+    assert distance(run, exact.density) < 1e-3 * distance(exact, smooth_data(grid))
 
 
 def test_the_past_ends_at_a_kink_of_the_weights():
