@@ -153,8 +153,7 @@ def drive(
     OutputError, NumericalError
         The file holds the records so far, and the last checkpoint is kept.
     """
-    tokens = case.solver.kind == "particles" and not case.solver.quadrature
-    keep_freed_memory(case.solver.count * case.model.dimension if tokens else 2 * case.grid.nlat**2)
+    keep_freed_memory(solver.positions.size if case.solver.kind == "particles" else 2 * case.grid.nlat**2)
 
     def after_step():
         if on_step:
