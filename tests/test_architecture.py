@@ -34,7 +34,7 @@ ONLY_IN = {
     "distributed": ["ensemble"],
     "threadpoolctl": ["runs"],
     "shtns": ["harmonics"],
-    "ducc0": ["harmonics"],
+    "ducc0": ["grid", "harmonics"],
 }
 DISTRIBUTION = {"ot": "POT", "PIL": "pillow", "pydantic_core": "pydantic"}  # of a module, where the names differ
 OF_THE_COMMAND_LINE = {"print", "input", "exit", "quit", "breakpoint"}

@@ -13,7 +13,8 @@ degrees. Where they would take more than `LARGEST_TABLE`, beyond 600 latitudes a
 
 import ducc0
 import numpy as np
-from scipy.special import roots_legendre
+
+from sphereflow.grid import gauss_nodes
 
 POINT_ACCURACY = 1e-13  # of transforms at scattered points; ducc0 offers down to 3e-14
 LARGEST_TABLE = 2**29  # bytes
@@ -93,14 +94,14 @@ class LegendreSums:
     def __init__(self, nlat: int, lmax: int):
         self.nlat, self.lmax, self.nlm = nlat, lmax, (lmax + 1) * (lmax + 2) // 2
         self.half = (nlat + 1) // 2
-        z, weight = roots_legendre(nlat)
-        self._weight = weight[::-1][: self.half, None] * (np.pi / nlat)
+        theta, weight = gauss_nodes(nlat)
+        self._weight = weight[:, None] * (np.pi / nlat)
         if nlat % 2:
             self._weight[-1] /= 2  # the equator is its own mirror image
         starts = range(0, lmax + 1, ORDERS_AT_ONCE)
         blocks = [(slice(m, min(m + ORDERS_AT_ONCE, lmax + 1)), parity) for m in starts for parity in (0, 1)]
         self._blocks = [(*block, *self._places(*block)) for block in blocks]
-        self._tables = _legendre_tables(np.arccos(z[::-1][: self.half]), lmax, [block[:3] for block in self._blocks])
+        self._tables = _legendre_tables(theta, lmax, [block[:3] for block in self._blocks])
 
     def _places(self, orders: slice, parity: int) -> tuple[np.ndarray, np.ndarray]:
         """Which entries (order, degree) of a block's matrix exist, and the positions of these coefficients."""
