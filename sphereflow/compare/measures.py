@@ -33,7 +33,8 @@ class Measure:
     masses : ndarray, shape (n,)
         Positive, of sum 1.
     spread : ndarray, shape (n,), or None
-        Radius (angle) of the cell that each mass stands for; None for tokens, which are points.
+        Radius of the cell that each mass stands for: the largest angle between the point and any point of the cell. However
+        the mass is spread in its cell, gathering it at the point moves nothing further. None for tokens, which are points.
     """
 
     points: np.ndarray

@@ -20,6 +20,7 @@ from sphereflow.stability import distance_ceiling, growth_exponent, linear_growt
 DIRECTIONS = {"descend": -1, "ascend": 1}
 ENERGY_TOLERANCE = 1e-12
 LINEAR_TOKENS = 300  # an eigenvalue problem of 0.2 s
+GAUSS_POINTS, GAUSS_WEIGHTS = np.polynomial.legendre.leggauss(3)
 
 
 @dataclass(frozen=True)
@@ -44,10 +45,10 @@ class Separation:
     weight_difference : ndarray
         sum_h w_h |A_h - A'_h|_F.
     weight_size : float
-        Size of the perturbation of the weights: the mean of that over the time compared (trapezoidal rule over the nodes of
-        both weight paths).
+        Size of the perturbation of the weights: the mean of that over the time compared (Gauss's rule on every piece between
+        nodes of the two weight paths).
     exponent : ndarray
-        Gamma(t), the integral of the growth rate C that the weights allow.
+        Gamma(t), the integral of the growth rate C that the weights of the first run allow, from above.
     linear_rate : ndarray
         The rate at which infinitesimal perturbations of the first run's tokens can grow (`sphereflow.stability.linear_growth`);
         known for attention of at most LINEAR_TOKENS tokens.
@@ -181,13 +182,20 @@ def _weight_difference(a, b, t):
 
 
 def _weight_size(a, b, t):
-    """Mean over time of that difference, sampled at the nodes of the paths: records may miss a quick relaxation."""
+    """Mean over time of that difference; pieces end at the nodes of the paths: records may miss a quick relaxation.
+
+    Gauss's points lie inside of the pieces, where weights that jump at nodes have one value.
+    """
     if a.path is None or b.path is None:
         return np.nan
     nodes = np.concatenate([side.path.time for side in (a, b)])
     nodes = np.unique(np.concatenate([t, nodes[(nodes > t[0]) & (nodes < t[-1])]]))
-    apart = _weight_difference(a, b, nodes)
-    return float(apart[0] if nodes.size == 1 else np.trapezoid(apart, nodes) / (nodes[-1] - nodes[0]))
+    if nodes.size == 1:
+        return float(_weight_difference(a, b, nodes)[0])
+    length = np.diff(nodes)[:, None]
+    points = nodes[:-1, None] + length * (1 + GAUSS_POINTS) / 2
+    apart = _weight_difference(a, b, points.ravel()).reshape(points.shape)
+    return float(np.sum(length / 2 * GAUSS_WEIGHTS * apart) / (nodes[-1] - nodes[0]))
 
 
 def _ceiling(a, b, t, start, notes):

@@ -105,12 +105,22 @@ class Side:
         grid = GaussGrid(density.shape[0])
         values = density if self._two_point else node_values(grid, density)
         masses = (np.maximum(values, 0.0) * grid.cell_area[:, None]).ravel()
-        height = np.diff(grid.colatitude_face)
-        width = np.sin(grid.colatitude) * grid.dlon
-        spread = np.repeat(0.5 * np.hypot(height, width), grid.nlon)
+        spread = np.repeat(_cell_radius(grid), grid.nlon)
         present = masses > 0
         masses = masses[present]
         return Measure(grid.points.reshape(-1, 3)[present], masses / masses.sum(), spread[present])
+
+
+def _cell_radius(grid):
+    """Largest angle between the node of a cell and a point of the cell, shape (nlat,).
+
+    It is reached at a corner: the cosine of the angle falls with the difference in longitude, and along a meridian it is a
+    sinusoid of the colatitude, whose smallest value on the cell is at one of its ends.
+    """
+    node, faces = grid.colatitude, np.stack([grid.colatitude_face[:-1], grid.colatitude_face[1:]])
+    # sin^2(angle / 2), without the cancellation that the cosine of a small angle suffers.
+    across = np.sin(node) * np.sin(faces) * np.sin(grid.dlon / 4) ** 2
+    return 2 * np.arcsin(np.sqrt(np.sin((faces - node) / 2) ** 2 + across)).max(axis=0)
 
 
 def open_side(path) -> Side:
