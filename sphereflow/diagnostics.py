@@ -60,7 +60,8 @@ def second_moment(grid: GaussGrid, density: np.ndarray) -> np.ndarray:
 
 
 def relative_entropy(grid: GaussGrid, density: np.ndarray) -> float:
-    """int rho log(4 pi rho) dx >= 0: zero for the uniform density alone."""
+    """int rho log(4 pi rho) dx >= 0: zero for the uniform density alone; cells that rounding left below 0 count as empty."""
+    density = np.maximum(density, 0.0)
     return float(grid.integrate(xlogy(density, 4 * np.pi * density)))
 
 
@@ -172,8 +173,9 @@ def _scalar(name, long_name, value, units="1", **more):
     return Variable(name, ("t",), units, long_name, value, **more)
 
 
-def _field(name, long_name, value, units="1", **attrs):
-    return Variable(name, ("t", "lat", "lon"), units, long_name, value, {"cell_measures": "area: cell_area", **attrs})
+def _field(name, long_name, value, units="1", before=(), **attrs):
+    dims = ("t", *before, "lat", "lon")
+    return Variable(name, dims, units, long_name, value, {"cell_measures": "area: cell_area", **attrs})
 
 
 SCALARS = (
@@ -310,6 +312,9 @@ FIELDS = {
     "local_gate_entropy": (
         _field("local_gate_entropy", "gate entropy - sum_e g_e log g_e at x", lambda s: gate_entropy(_gates(s))),
     ),
+    "gates": (
+        _field("gates", "gate g_e(x) of each expert", lambda s: np.moveaxis(_gates(s), -1, 0), before=("expert",)),
+    ),
 }  # fmt: skip
 
 
@@ -357,8 +362,8 @@ MOMENTS = ("mean_x", "mean_y", "mean_z", "second_moment", "order_parameter")
 DENSITY_ONLY = ("entropy", "density_min", "density_max", "cluster_count")
 POSITION = Variable("position", ("t", "particle", "xyz"), "1", "unit vectors of the tokens", lambda s: s.position)
 TOKEN_FIELDS = {
-    name: tuple(Variable(v.name, ("t", "particle"), v.units, v.long_name, v.value) for v in FIELDS[name])
-    for name in ("surprisal", "posterior_divergence", "resultant_length", "local_gate_entropy")
+    name: tuple(Variable(v.name, (*v.dims[:-2], "particle"), v.units, v.long_name, v.value) for v in FIELDS[name])
+    for name in ("surprisal", "posterior_divergence", "resultant_length", "local_gate_entropy", "gates")
 }
 PARTICLE_WEIGHT = Variable("particle_weight", ("particle",), "1", "weight of each token, total 1")
 MEAN_VECTOR = Variable("mean", ("t", "row"), "1", "mean position int x rho", lambda s: s.mean)

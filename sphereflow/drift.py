@@ -214,6 +214,7 @@ def make_drift(spec, dimension: int, read_arrays: Callable | None = None) -> Dri
         with _named(spec.experts_file):
             arrays = read_arrays(spec.experts_file, ("mean", "kappa", "gate"), ("bias",))
             experts = Experts(**{"bias": np.zeros(arrays["gate"].shape[:1])} | arrays)
+            Drift(experts).require_dimension(dimension)  # here, where the error can name the file
     if spec.mlp is not None:
         names = ("w1", "b1", "w2", "b2")
         if spec.mlp.file is None:
@@ -221,6 +222,7 @@ def make_drift(spec, dimension: int, read_arrays: Callable | None = None) -> Dri
         else:
             with _named(spec.mlp.file):
                 mlp = Perceptron(**read_arrays(spec.mlp.file, names), activation=spec.mlp.activation)
+                Drift(mlp=mlp).require_dimension(dimension)
     if experts is None and mlp is None:
         return None
     return Drift(experts, mlp, spec.residual_scale).require_dimension(dimension)

@@ -284,7 +284,7 @@ BAD_VALUES = [
     ("output", {"fields": ["densty"]},
      'output.fields[0]: "densty" is not allowed; must be one of density, potential, effective_mobility, '
      "first_variation, velocity, surprisal, posterior_divergence, resultant_length, local_gate_entropy, "
-     "position; did you mean density?"),
+     "gates, position; did you mean density?"),
     ("output", {"fields": ["density", "velocity", "density"]},
      'output.fields: ["density", "velocity", "density"] names density more than once; must name each field once'),
     ("output", {"checkpoint_evry": 60.0},

@@ -105,6 +105,65 @@ def test_bad_settings_exit_with_2_and_write_nothing(case, capsys, setting, words
     assert sorted(p.name for p in case.parent.iterdir()) == ["small.toml"]
 
 
+NOT_A_NUMBER = float("nan")
+EXPERTS_FILE = {"mean": np.eye(3)[:2], "kappa": np.ones(2), "gate": np.zeros((2, 3))}
+MLP_FILE = {"w1": np.ones((2, 3)), "b1": np.ones(2), "w2": np.ones((3, 2)), "b2": np.ones(3)}
+TABLE_FILE = {"t": [0.0, 0.1, 0.2], "logits": np.ones((3, 2, 3, 3))}
+EXPERTS, MLP = 'model.experts_file="arrays.npz"', 'model.mlp={file="arrays.npz"}'
+TABLE = 'heads={schedule="table",file="arrays.npz",interpolation="step"}'
+MOVEMENT = "solver={kind='minimizing-movement',t_end=0.1}"
+ROTATION = "[[0,1,0],[-1,0,0],[0,0,1]]"
+SVFLOW = "heads={kind='svflow',kappa=%s}"
+
+
+@pytest.mark.parametrize(
+    ("settings", "arrays", "words"),
+    [
+        (['heads.values="arrays.npz"'], {"values": np.ones((3, 3, 3))}, "shape (3, 3, 3); expected (2, 3, 3)"),
+        (['heads.values="arrays.npz"'], {"values": np.ones((2, 4, 4))}, "shape (2, 4, 4); expected (2, 3, 3)"),
+        ([TABLE], TABLE_FILE | {"values": np.ones((3, 1, 3, 3))}, "shape (3, 1, 3, 3); expected (3, 2, 3, 3)"),
+        ([EXPERTS], EXPERTS_FILE | {"gate": np.zeros((2, 4))}, "the experts' gate has shape (2, 4); expected (2, 3)"),
+        ([EXPERTS], EXPERTS_FILE | {"mean": np.eye(4)[:2], "gate": np.zeros((2, 4))},
+         "arrays.npz: the experts' mean has shape (2, 4); expected (2, 3) for tokens in dimension d = 3"),
+        ([MLP], MLP_FILE | {"b2": np.ones(2)}, "arrays.npz: the perceptron's b2 has shape (2,); expected (3,)"),
+        ([MLP], MLP_FILE | {"w1": np.ones((2, 4)), "w2": np.ones((4, 2)), "b2": np.ones(4)},
+         "arrays.npz: the perceptron's w1 has shape (2, 4); expected (2, 3) for tokens in dimension d = 3"),
+        ([SVFLOW % "-1.0"], {}, "heads.kappa: -1.0 is not allowed; must be >= 0"),
+        (["model.experts=[{mean=[1,0,0],kappa=-2.0}]"], {}, "model.experts[0].kappa: -2.0 is not allowed; must be >= 0"),
+        ([EXPERTS], EXPERTS_FILE | {"kappa": np.array([1.0, -2.0])}, "arrays.npz: kappa of expert 1 is -2; must be >= 0"),
+        (['model.mlp={file="arrays.npz",activation="swish"}'], MLP_FILE,
+         'model.mlp.activation: "swish" is not allowed; must be one of relu, gelu, tanh'),
+        (["model.experts=[{mean=[1,0,0],kappa=2.0,gate=[nan,0,0]}]"], {}, "model.experts[0].gate[0]: nan is not allowed"),
+        ([EXPERTS], EXPERTS_FILE | {"gate": np.full((2, 3), NOT_A_NUMBER)},
+         "arrays.npz: the experts' gate has the non-finite entry nan at index (0, 0)"),
+        ([TABLE], TABLE_FILE | {"t": [0.0, 0.2, 0.1]}, "array 't' must increase strictly; t[1] = 0.2, t[2] = 0.1"),
+        ([MOVEMENT, SVFLOW % "1.0,posterior='attention'"], {}, "follow no energy that a step could minimise"),
+        ([MOVEMENT, f"heads={{matrices=[{ROTATION}],values=[{ROTATION}]}}"], {}, "follow no energy that a step could minimise"),
+        ([MOVEMENT, f"heads={{matrices=[{ROTATION}]}}"], {}, "the logit matrix is not symmetric: it is not the gradient flow"),
+        ([MOVEMENT, "model.experts=[{mean=[1,0,0],kappa=2.0}]"], {}, "a local drift is not the gradient of the energy"),
+    ],
+)  # fmt: skip
+@pytest.mark.parametrize("command", [["validate"], ["run", "--quiet"]])
+def test_bad_heads_and_drifts_exit_with_2_and_write_nothing(case, capsys, command, settings, arrays, words):
+    if arrays:
+        np.savez("arrays.npz", **arrays)
+    there = sorted(case.parent.iterdir())
+    overrides = [part for setting in settings for part in ("--set", setting)]
+    assert main([*command, str(case), *overrides]) == 2
+    printed = capsys.readouterr()
+    assert words in printed.err and "Traceback" not in printed.err and not printed.out
+    assert sorted(case.parent.iterdir()) == there
+
+
+def test_a_run_whose_energy_overflows_ends_with_a_warning(case, capsys):
+    """Tokens under logits of norm 2000 move all the same; their energy is no number."""
+    tokens = ["--set", "solver={kind='particles',count=5,t_end=0.2,dt=0.1}", "--set", "output.fields=['position']"]
+    heads = ["--set", "heads={initial='identity',scale=2000.0}"]
+    assert main(["run", str(case), "--quiet", *tokens, *heads]) == 0
+    printed = capsys.readouterr()
+    assert "E unknown -> unknown" in printed.out and "complete (warning: energy residual" in printed.err
+
+
 def test_unreadable_case_files(tmp_path, capsys):
     assert main(["run", str(tmp_path / "absent.toml")]) == 2
     assert "absent.toml" in capsys.readouterr().err
@@ -174,8 +233,8 @@ def test_threads_do_not_change_the_result(case):
     import numba
 
     densities = []
-    for threads in (1, min(2, numba.config.NUMBA_NUM_THREADS)):
-        with sphereflow.run(case, f"threads{threads}.nc", threads=threads) as run:
+    for name, threads in (("one", 1), ("more", min(2, numba.config.NUMBA_NUM_THREADS))):
+        with sphereflow.run(case, f"{name}.nc", threads=threads) as run:
             densities.append(run.density.values)
     assert np.array_equal(densities[0], densities[1])
 

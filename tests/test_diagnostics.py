@@ -104,7 +104,7 @@ def test_every_number_of_a_density_is_the_quantity_of_its_name():
     assert set(found) == set(expected)
     for name, value in expected.items():
         np.testing.assert_allclose(found[name], value, rtol=1e-8, atol=1e-12, err_msg=name)
-    assert expected["variational_gap"] > 0.1 and usage[0] < 0.45 and abs(expected["mean_x"]) > 0.05
+    assert expected["variational_gap"] > 0.1 and usage[0] < 0.45 and abs(expected["mean_x"]) > 5e-3
 
 
 def test_every_field_of_a_density_is_the_quantity_of_its_name():
@@ -127,7 +127,7 @@ def test_every_field_of_a_density_is_the_quantity_of_its_name():
         "velocity_east": np.sum(tangent(x, velocity) * east, axis=1),
         "velocity_north": np.sum(tangent(x, velocity) * north, axis=1),
         "surprisal": surprisal, "posterior_divergence": divergence, "resultant_length": resultant,
-        "local_gate_entropy": -np.sum(gates * np.log(gates), axis=1),
+        "local_gate_entropy": -np.sum(gates * np.log(gates), axis=1), "gates": gates.T.ravel(),
     }  # fmt: skip
     assert set(expected) <= set(found)
     for name, value in expected.items():
@@ -153,7 +153,7 @@ def test_a_posterior_that_is_wrong_on_the_diagonal_alone_has_a_gap():
     assert divergence.max() > 0.05
 
 
-@pytest.mark.parametrize("d", [2, 3, 5])
+@pytest.mark.parametrize("d", [2, 3, 4, 5])
 def test_every_number_of_tokens_is_the_quantity_of_its_name(d):
     rng = np.random.default_rng(d)
     x, p = unit(rng.normal(size=(12, d))), rng.dirichlet(np.ones(12))
@@ -191,6 +191,8 @@ def test_moments_and_entropy_of_a_von_mises_fisher_density():
     assert relative_entropy(GRID, density) == pytest.approx(kappa * length - log_i0(kappa), abs=1e-10)
     assert relative_entropy(GRID, np.full(GRID.shape, 1 / (4 * np.pi))) == pytest.approx(0, abs=1e-13)
     half = np.where(GRID.points[..., 2] > 0, 1 / (2 * np.pi), 0.0)  # no mass in the south: no NaN either
+    assert relative_entropy(GRID, half) == pytest.approx(np.log(2), abs=1e-12)
+    half[half == 0] = -1e-24  # what rounding leaves of empty cells
     assert relative_entropy(GRID, half) == pytest.approx(np.log(2), abs=1e-12)
 
 

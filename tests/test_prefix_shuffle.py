@@ -10,7 +10,7 @@ from closed_forms import unit
 from scipy.special import softmax
 
 from sphereflow.errors import CaseError
-from sphereflow.variational import log_vmf_constant
+from sphereflow.variational import log_vmf_constant, resultant_length
 
 SOURCE = Path(__file__).parents[1] / "postprocess/prefix_shuffle.py"
 
@@ -39,9 +39,61 @@ def test_measures_of_a_token_given_those_before_it(script):
 
 
 def test_three_regimes_of_the_synthetic_example_are_three_degrees_of_sensitivity(script):
-    found = script.synthetic_sensitivities()
-    assert list(found) == ["low", "moderate", "high"]
-    assert 3 * found["low"] < found["moderate"] and 3 * found["moderate"] < found["high"]
+    """Low, moderate and high concentration: low, moderate and high sensitivity, in every layer, and sharper attention."""
+    tables = script.synthetic_tables(12, "content", 10)
+    assert list(tables) == ["low", "moderate", "high"]
+    low, moderate, high = map(script.mean_sensitivity, tables.values())
+    assert 3 * low < moderate and 3 * moderate < high
+    for name in ("sensitivity", "resultant_before", "kappa_before", "posterior_divergence_before"):
+        means = [np.mean([row[name] for row in rows]) for rows in tables.values()]
+        assert means[0] < means[1] < means[2], name
+    for layers in zip(*tables.values(), strict=True):
+        assert layers[0]["sensitivity"] < layers[1]["sensitivity"] < layers[2]["sensitivity"]
+
+
+def test_sensitivity_is_the_mean_change_of_the_surprisal_behind_the_prefix(script):
+    model = small(script)
+    row = script.table(model, 4, "content", draws=1, seed=5)[1]
+    after = script.shuffled(model["states"][0], 4, "content", np.random.default_rng(5))
+    before, after = (script.measure(script.propagate(x, model), model)[:, 1, 4:] for x in (model["states"][0], after))
+    assert row["sensitivity"] == pytest.approx(np.mean(np.abs(after[0] - before[0])), rel=1e-12) and row["sensitivity"] > 0.01
+    for name, one, other in zip(script.COLUMNS, before, after, strict=True):
+        assert row[f"{name}_before"] == pytest.approx(one.mean()) and row[f"{name}_after"] == pytest.approx(other.mean())
+    assert resultant_length(row["kappa_after"], 4) == pytest.approx(row["resultant_after"])
+
+
+@pytest.mark.parametrize("mode", ["content", "order"])
+def test_shuffled_tokens_are_the_same_numbers_in_the_prefix_alone(script, mode):
+    tokens = script.synthetic(3.0, layers=1, count=10, d=4)["states"][0]
+    found = script.shuffled(tokens, 6, mode, np.random.default_rng(1))
+    np.testing.assert_array_equal(found[6:], tokens[6:])
+    assert np.abs(found[:6] - tokens[:6]).max() > 0.1
+    rows = [np.sort(x[:6], axis=1) if mode == "content" else x[np.lexsort(x[:6].T)] for x in (found, tokens)]
+    np.testing.assert_array_equal(*rows)  # of each token its coordinates, or the tokens
+
+
+def test_table_and_figure_are_written_once(script, tmp_path, capsys):
+    table, figure = tmp_path / "table.csv", tmp_path / "picture.svg"
+    command = ["--draws", "1", "-o", str(table), "--figure", str(figure)]
+    assert script.main(command) == 0
+    printed = capsys.readouterr()
+    assert not printed.out and printed.err.startswith("mean sensitivity by concentration: low 0.0")
+    with open(table, encoding="utf-8") as file:
+        rows = list(csv.DictReader(file))
+    assert [row["regime"] for row in rows[::6]] == ["low", "moderate", "high"] and len(rows) == 18
+    drawn = script.draw(script.synthetic_tables(12, "content", 1), "title")
+    curves = [line.get_ydata() for line in drawn.axes[3].lines]
+    np.testing.assert_allclose(curves, np.reshape([float(row["sensitivity"]) for row in rows], (3, 6)), rtol=1e-5)
+    for name in (table, figure):
+        before = name.read_bytes()
+        assert script.main(["--draws", "1", "-o" if name is table else "--figure", str(name)]) == 4
+        assert "--force" in capsys.readouterr().err and name.read_bytes() == before
+    assert script.main([*command, "--force"]) == 0
+    assert {path.name for path in tmp_path.iterdir()} == {"table.csv", "table.csv.bak", "picture.svg", "picture.svg.bak"}
+    assert script.main(["--figure", str(tmp_path / "picture.bmp")]) == 2 and ".bmp" in capsys.readouterr().err
+    for name, value, least in (("draws", 0, 1), ("seed", -1, 0)):
+        assert script.main([f"--{name}", str(value)]) == 2
+        assert f"{name}: {value} is not allowed; must be >= {least}" in capsys.readouterr().err
 
 
 def test_order_alone_is_not_seen_in_the_first_layer(script):

@@ -33,6 +33,12 @@ def tokens_of(rng, n, d):
     return unit(rng.normal(size=(n, d)))
 
 
+def assert_equal_tokens(one, other, within):
+    """Tokens that differ by no more than `within`; prints the largest difference, which the documentation quotes."""
+    print(f"largest difference {np.abs(one - other).max():.1e}")
+    np.testing.assert_allclose(one, other, rtol=0, atol=within)
+
+
 @pytest.mark.parametrize("with_drift", [False, True])
 @pytest.mark.parametrize("n", [40, 400])  # by the direct sum, and in three dimensions by the kernel expansion
 @pytest.mark.parametrize("d", [3, 64])
@@ -45,7 +51,7 @@ def test_euler_step_of_the_particles_is_the_block(d, n, with_drift):
     solver = ParticleSolver(TokenOperator("attention", 1, 1e-14, drift), path, x, p, "euler", h)
     solver.advance(h)
     block = TransformerBlock.from_matrices(logits, values, head_weight=w, step=h, drift=drift)
-    np.testing.assert_allclose(block(x, p), solver.positions, rtol=0, atol=1e-12)
+    assert_equal_tokens(block(x, p), solver.positions, 1e-12)
     assert np.abs(solver.positions - x).max() > 1e-3
 
 
@@ -89,9 +95,25 @@ def test_orders_of_the_differences_between_block_and_flow_in_one_step():
         return (built(x), flow), (tangent(x), flow), (sequential(x), flow)
 
     built, tangent, sequential = slopes(pairs, np.geomspace(2e-3, 2e-2, 5))
+    print(f"fitted slopes: as built {built:.2f}, tangent {tangent:.2f}, sequential {sequential:.2f}")
     assert built == pytest.approx(2, abs=0.1)
     assert tangent == pytest.approx(3, abs=0.1)
     assert sequential == pytest.approx(2, abs=0.1)
+
+
+def test_exponential_step_turns_each_token_by_the_length_of_its_velocity():
+    """On the great circle of its velocity, whatever the length; the drift takes part."""
+    rng = np.random.default_rng(8)
+    logits, values = random_weights(rng, 2, 4)
+    x, drift = tokens_of(rng, 15, 4), random_drift(rng, 4)
+    for h, with_drift in ((0.3, drift), (1.0, None)):
+        block = TransformerBlock.from_matrices(logits, values, step=h, drift=with_drift)
+        update = block.attention(x) + (0 if with_drift is None else drift.ambient(x))
+        velocity = h * (update - np.sum(update * x, axis=1, keepdims=True) * x)
+        length = np.linalg.norm(velocity, axis=1, keepdims=True)
+        expected = np.cos(length) * x + np.sin(length) * velocity / length
+        np.testing.assert_allclose(block.exponential_step(x), expected, atol=1e-14)
+        assert length.max() > 0.5
 
 
 def test_layers_of_a_step_path_are_as_many_blocks():
@@ -107,7 +129,7 @@ def test_layers_of_a_step_path_are_as_many_blocks():
         solver.advance(time[-1])
         x = TransformerBlock.from_matrices(logits[k], values[k], step=h)(x)
         assert solver.t == pytest.approx(time[k + 1])
-        np.testing.assert_allclose(solver.positions, x, rtol=0, atol=1e-12)
+        assert_equal_tokens(solver.positions, x, 1e-12)
 
 
 def test_causal_tokens_see_no_later_ones():
@@ -172,4 +194,5 @@ def test_block_as_built_agrees_with_torch(activation, causal):
         q * root**2 / np.sqrt(d // count), k, v, count * out, step=h, tangent=False, sequential=True, causal=causal,
         drift=Drift(mlp=Perceptron(w1 * root, b1, w2 / root, b2 / root, activation)),
     )  # fmt: skip
-    np.testing.assert_allclose(block(x[0].numpy() / root), y[0].numpy() / root, rtol=0, atol=1e-13)
+    assert_equal_tokens(block(x[0].numpy() / root), y[0].numpy() / root, 1e-13)
+    assert (y - x).abs().max() > 0.1

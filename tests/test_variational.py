@@ -248,6 +248,23 @@ def test_variational_fields_at_the_tokens(tmp_path):
             np.testing.assert_allclose((found[name] * found.particle_weight).sum("particle"), found[scalar], rtol=1e-12)
 
 
+@pytest.mark.parametrize("solver", [{"kind": "particles", "count": 30, "dt": 0.1}, {}])
+def test_gates_in_the_file_add_up_to_the_usage(solver, tmp_path):
+    model = {"experts": [{"mean": [0, 0, 1], "kappa": 2.0, "gate": [0, 0, 1.0]}, {"mean": [1, 0, 0], "kappa": 1.0}]}
+    case = case_of({"initial": "identity"}, solver, model=model, output={"fields": ["density", "gates"], "every": 0.2}
+                   if not solver else {"fields": ["position", "gates"], "every": 0.2})  # fmt: skip
+    with run(case, tmp_path / "run.nc") as found:
+        inside = ("particle",) if solver else ("lat", "lon")
+        mass = found.particle_weight if solver else found.density * found.cell_area
+        assert found.gates.dims == ("t", "expert", *inside)
+        np.testing.assert_allclose(found.gates.sum("expert"), 1, rtol=1e-14)
+        usage = (found.gates * mass).sum(inside).transpose("t", "expert")
+        np.testing.assert_allclose(usage, found.expert_usage, atol=1e-14 if solver else 2e-3)  # means of cells, not nodes
+        if not solver:
+            z = np.sin(np.radians(found.lat))
+            np.testing.assert_allclose(found.gates[-1, 0], (1 / (1 + np.exp(-z))).broadcast_like(found.density[-1]), atol=1e-12)
+
+
 def test_token_fields_need_what_they_are_made_of():
     plain = {"matrices": np.eye(3)[None].tolist()}
     tokens = {"kind": "particles", "count": 5}
@@ -343,5 +360,6 @@ def test_direction_velocity_and_minimising_movements_of_svflow():
         case_of({**heads, "posterior": "attention"}, {"kind": "minimizing-movement"})
     with pytest.raises(CaseError, match='output.fields: "surprisal" is not allowed with heads.kind = "attention"'):
         case_of({}, output={"fields": ["surprisal"]})
-    with pytest.raises(CaseError, match='output.fields: "local_gate_entropy" is not allowed without experts'):
-        case_of({}, output={"fields": ["local_gate_entropy"]})
+    for name in ("local_gate_entropy", "gates"):
+        with pytest.raises(CaseError, match=f'output.fields: "{name}" is not allowed without experts'):
+            case_of({}, output={"fields": [name]})

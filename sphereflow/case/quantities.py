@@ -274,6 +274,7 @@ FieldName = Literal[
     "posterior_divergence",
     "resultant_length",
     "local_gate_entropy",
+    "gates",
     "position",
 ]
 FieldNames = Annotated[tuple[FieldName, ...], list_of("field names", empty=True), AfterValidator(_distinct)]

@@ -309,10 +309,11 @@ def _fields_of_solver(given):
 
 def _fields_of_model(given):
     fields = given("output", "fields") or ()
+    experts = given.states("model", "experts") or given.states("model", "experts_file")
     for name in fields:
         if name in ("surprisal", "posterior_divergence") and given("heads", "kind") == "attention":
             yield ("output", "fields"), f'{show(name)} is not allowed with heads.kind = "attention"; needs kind = "svflow"'
-        if name == "local_gate_entropy" and not (given.states("model", "experts") or given.states("model", "experts_file")):
+        if name in ("local_gate_entropy", "gates") and not experts:
             yield ("output", "fields"), f"{show(name)} is not allowed without experts; needs model.experts"
 
 

@@ -382,7 +382,8 @@ class Output(Table):
         None,
         description="Fields written with every record, any of density, potential, effective_mobility, "
         "first_variation and velocity, of particles position instead; of both resultant_length, with heads.kind = svflow "
-        "surprisal and posterior_divergence, with model.experts local_gate_entropy; an empty list writes none. "
+        "surprisal and posterior_divergence, with model.experts local_gate_entropy and gates; an empty list writes "
+        "none. "
         "Default: density, or position.",
     )
     checkpoint_every: NonNegative = Field(

@@ -2,7 +2,7 @@
 
 import sys
 
-from sphereflow.cli.wording import share, tell
+from sphereflow.cli.wording import number, share, tell
 from sphereflow.errors import NumericalError
 
 
@@ -109,17 +109,18 @@ class _Progress:
 def _one_line(summary):
     return (
         f"{summary['status']}: t = {summary['t_last']:g}, {summary['steps']} steps, {summary['records']} records, "
-        f"E {summary['energy_first']:.6g} -> {summary['energy_last']:.6g}, "
-        f"mass drift {summary['mass_drift']:.1e}, energy residual {share(summary['edi_residual_relative'])}"
+        f"E {number(summary['energy_first'], '.6g')} -> {number(summary['energy_last'], '.6g')}, "
+        f"mass drift {number(summary['mass_drift'], '.1e')}, energy residual {share(summary['edi_residual_relative'])}"
     )
 
 
 def _validate(options):
     from sphereflow.case import load_case
-    from sphereflow.runs import build_initial_state, build_weight_path
+    from sphereflow.runs import build_drift, build_initial_state, build_weight_path
 
     case = load_case(options.case, options.overrides)
-    build_weight_path(case)  # reads the input files a case names
+    build_weight_path(case)  # these three read the input files a case names
+    build_drift(case)
     build_initial_state(case)
     print(case.to_toml(), end="")
     print(f"{options.case}: valid", file=sys.stderr)

@@ -103,8 +103,8 @@ PANELS = {
     "weights": Panel(_without("logits", " matrices of the heads"), "half", panels.draw_weights),
     "order": Panel(_without("order_parameter"), "half"),
 }
-# Fields that `what` may name besides; velocity is two of them.
-EXTRA_FIELDS = {variable.name: name for name, made in FIELDS.items() for variable in made if name != "density"}
+# Fields that `what` may name besides; velocity is two of them, gates have an axis more than a map.
+EXTRA_FIELDS = {v.name: name for name, made in FIELDS.items() for v in made if name != "density" and len(v.dims) == 3}
 
 
 def choose_panels(run: xr.Dataset, what=None) -> tuple[list[str], list[str]]:
