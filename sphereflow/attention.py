@@ -152,24 +152,26 @@ class AttentionOperator:
             From a number of latitudes to nodal values (nlat, 2 nlat).
         """
         grids = self.nonlinear_grids
-        level = self.level.get(name, 0)
-        while level < len(grids) - 1:
-            if grids[level] >= smallest:
-                nlat = grids[level]
-                values = compute(nlat)
-                lmax = nlat - 1
-                coefficients = self._transform(nlat, lmax).analysis(values)
-                allowed = self._allowed_tail(coefficients)
-                if _neglected(coefficients, lmax) <= allowed:
-                    lower = level - 1
-                    easy = lower >= 0 and grids[lower] >= smallest
-                    if easy and _norm(coefficients[_from_degree(lmax, grids[lower])]) <= 0.1 * allowed:
-                        level = lower
-                    self.level[name] = level
-                    return NonlinearField(self, lmax, coefficients, None)
-            level += 1
-        self.level[name] = max(len(grids) - 2, 0)
-        return NonlinearField(self, self.grid.nlat - 1, None, compute(self.grid.nlat))
+        for level in range(self.level.get(name, 0), len(grids) - 1):
+            if grids[level] < smallest:
+                continue
+            field = NonlinearField(self, grids[level], compute(grids[level]), is_full=False)
+            allowed = self._allowed_tail(field.coefficients)
+            if _neglected(field.coefficients, field.lmax) <= allowed:
+                self.level[name] = level - self._would_do(level - 1, smallest, field, allowed)
+                return field
+        last = len(grids) - 1
+        field = NonlinearField(self, self.grid.nlat, compute(self.grid.nlat), is_full=True)
+        self.level[name] = last
+        if last > 0:  # a look at its coefficients costs less than the attempt on a coarser grid every time
+            self.level[name] -= self._would_do(last - 1, smallest, field, self._allowed_tail(field.coefficients))
+        return field
+
+    def _would_do(self, level: int, smallest: int, field: "NonlinearField", allowed: float) -> bool:
+        """Whether a coarser grid would resolve a field too, with a margin; grids below the first one are none."""
+        if level < 0 or self.nonlinear_grids[level] < smallest:
+            return False
+        return _norm(field.coefficients[_from_degree(field.lmax, self.nonlinear_grids[level])]) <= 0.1 * allowed
 
     def _allowed_tail(self, coefficients):
         size = _norm(coefficients)
@@ -224,19 +226,27 @@ def _neglected(coefficients: np.ndarray, lmax: int) -> float:
 
 
 class NonlinearField:
-    """A scalar field known by coefficients (resolved) or by its values at the full grid's nodes (unresolved)."""
+    """A scalar field with its coefficients, of which the values on some Gauss grid are known.
 
-    def __init__(self, operator, lmax, coefficients, values):
-        self._operator, self.lmax = operator, lmax
-        self.is_resolved = coefficients is not None
-        self._coefficients, self._values = coefficients, values
+    Parameters
+    ----------
+    operator : AttentionOperator
+    nlat : int
+        Latitudes of that grid.
+    values : ndarray, shape (nlat, 2 nlat)
+    is_full : bool
+        Whether that is the operator's own grid, taken because no coarser one resolves the field. Otherwise the grid
+        resolves it, and the coefficients say all.
+    """
+
+    def __init__(self, operator: AttentionOperator, nlat: int, values: np.ndarray, is_full: bool):
+        self._operator, self._nlat, self._known = operator, nlat, values
+        self.lmax, self.is_resolved = nlat - 1, not is_full
 
     @cached_property
     def coefficients(self) -> np.ndarray:
         """Spherical-harmonic coefficients up to degree `lmax`."""
-        if self.is_resolved:
-            return self._coefficients
-        return self._operator._transform(self._operator.grid.nlat, self.lmax).analysis(self._values)
+        return self._operator._transform(self._nlat, self.lmax).analysis(self._known)
 
     @cached_property
     def is_smooth(self) -> bool:
@@ -249,8 +259,8 @@ class NonlinearField:
     def values(self) -> np.ndarray:
         """Values at the full grid's nodes."""
         if not self.is_resolved:
-            return self._values
-        return self._operator._transform(self._operator.grid.nlat, self.lmax).synthesis(self._coefficients)
+            return self._known
+        return self._operator._transform(self._operator.grid.nlat, self.lmax).synthesis(self.coefficients)
 
 
 class AttentionFields:

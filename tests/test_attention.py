@@ -11,6 +11,7 @@ from sphereflow.attention import AttentionOperator, Heads
 from sphereflow.cells import node_values
 from sphereflow.grid import GaussGrid
 from sphereflow.harmonics import degrees_and_orders
+from sphereflow.mobility import MobilitySet
 
 GRID = GaussGrid(32)
 SOURCES = GaussGrid(20)  # enough for spectrally exact sums over smooth densities
@@ -290,12 +291,22 @@ def test_a_potential_that_no_smaller_grid_resolves_is_taken_on_the_full_grid():
     assert coefficients[0].real == pytest.approx(GRID.integrate(fields.potential.values) / np.sqrt(4 * np.pi), rel=1e-12)
 
 
-def test_the_search_after_a_failure_starts_from_the_finest_of_the_smaller_grids():
+def test_after_a_failure_the_full_grid_is_taken_until_a_coarser_one_would_do(monkeypatch):
     grid = GaussGrid(64)
-    heads = Heads(12.0 * np.eye(3)[None], np.ones(1))
-    operator = AttentionOperator(grid)
-    fields = operator(0.5 * (vmf(grid.points, FIRST, 60.0) + vmf(grid.points, -FIRST, 60.0)), heads)
-    assert not fields.potential.is_resolved and operator.level["potential"] == 2
+    operator, tried = AttentionOperator(grid), []
+    sampled = MobilitySet.weighted_log_on
+    monkeypatch.setattr(MobilitySet, "weighted_log_on", lambda self, w, nlat: tried.append(nlat) or sampled(self, w, nlat))
+
+    def grids_tried(norm, density):
+        tried.clear()
+        fields = operator(density, Heads(norm * np.eye(3)[None], np.ones(1)))
+        assert fields.potential.values.shape == grid.shape
+        return list(tried)
+
+    clusters = 0.5 * (vmf(grid.points, FIRST, 60.0) + vmf(grid.points, -FIRST, 60.0))
+    assert grids_tried(12.0, clusters)[-1] == 64 and operator.level["potential"] == 3
+    assert grids_tried(12.0, clusters) == [64]
+    assert [grids_tried(0.5, mixture(grid.points)) for _ in range(4)] == [[64], [48], [32], [24]]
 
 
 # --- symmetries and backends -----------------------------------------------------------------------------------------
