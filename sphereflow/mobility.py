@@ -17,12 +17,11 @@ from scipy.special import logsumexp
 from sphereflow.grid import GaussGrid, gauss_grid
 from sphereflow.harmonics import change_degree, degrees_and_orders, get_transform
 from sphereflow.kernel import direct_sum, expansion_degree, log_mobility
-from sphereflow.sampling import ExpandedGroup, smallest_grid
+from sphereflow.sampling import GROUP_COST, ExpandedGroup, smallest_grid
 
 ANALYSIS_DEGREE = 40
 NEGLIGIBLE = math.log(1e-6)  # of M: degrees of the density that a coarse grid does not have may matter this much
 DEGREE_BUCKET = 6  # matrices whose degrees differ by less share a sampling grid
-GROUP_COST = 1500  # what a sampling grid of its own costs, in points at which one matrix's mobility could be sampled
 LARGEST_PRODUCT = 600.0  # sum of norms up to which mobilities are multiplied; exp(709) is the largest number
 LARGEST_LOG_JUMP = 5.0  # of log rho between neighbouring nodes that a spline is trusted with
 

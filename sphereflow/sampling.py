@@ -15,7 +15,8 @@ from sphereflow.grid import gauss_grid
 from sphereflow.harmonics import PRODUCT_PAIRS, change_degree, coordinate_moments, inner_product, pair_moments
 from sphereflow.kernel import EPSILON_GROWTH, evaluate_expansion, expansion_is_accurate
 
-LARGER_GRID = 1.1  # how much finer, per direction, the values may be sampled than the degree asks
+GROUP_COST = 1500  # of a group's transforms between two grids, in points at which one matrix's mobility could be sampled
+GRADIENT_COST = 2  # of a point where the gradient is sampled too
 LARGEST_EXPONENT = 700.0  # exp(709) is the largest number
 
 
@@ -70,8 +71,8 @@ class ExpandedGroup:
     gradient : bool
         Whether grad M is sampled too.
     wanted : int
-        Latitudes of the grid on which the values will be wanted: they are sampled right there where that is not much
-        larger than need be, which saves the transforms.
+        Latitudes of the grid on which the values will be wanted: they are sampled right there where the additional points
+        cost less than the transforms that this saves.
 
     Attributes
     ----------
@@ -87,7 +88,8 @@ class ExpandedGroup:
         largest = max(int(degree.max()), 4)
         largest += largest % 2
         few = smallest_grid(largest)
-        self.sampling = s = sampling_grid(largest, wanted if few < wanted <= LARGER_GRID * few else few)
+        more = len(matrices) * (wanted**2 - few**2) * (GRADIENT_COST if gradient else 1)
+        self.sampling = s = sampling_grid(largest, wanted if 0 < more <= GROUP_COST else few)
         self._xi = s.north @ matrices
         rho = expansion.coefficients(s.lmax)
         sets = coordinate_moments(rho, s.lmax, s.degree) if gradient else change_degree(rho, s.lmax, s.degree)[None]
