@@ -4,11 +4,18 @@ A *section* is a function from `Settings` to a `Report`. A *figure* is a ratio o
 so that it means the same on another day and, as far as such things do, on another machine; seconds stand in tables only.
 """
 
+import json
+import os
+import subprocess
+import sys
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
+from pathlib import Path
 
 import numpy as np
+
+ROOT = Path(__file__).parents[1]
 
 CLOCKS = {
     "CPU": "CPU time of the process, one thread",
@@ -165,6 +172,16 @@ def interleaved(functions: dict[str, Callable], repeats: int, clock: str = "CPU"
                 function()
             seconds[name][k] = (now() - start) / calls[name]
     return Timings(seconds, clock)
+
+
+def in_process_of_its_own(module: str, call: str, threads: int = 1):
+    """The JSON that a call of a function of benchmarks.`module`, in a new process with so many threads, prints."""
+    count = {name: str(threads) for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS")}
+    code = f"import sys; sys.path.append({str(ROOT)!r}); from benchmarks import {module}; {module}.{call}"
+    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **count}, capture_output=True, text=True)
+    if done.returncode:
+        raise RuntimeError(f"{call} failed:\n{done.stderr}")
+    return json.loads(done.stdout)
 
 
 def milliseconds(seconds: float) -> str:

@@ -1,35 +1,21 @@
 """How cost grows: with threads, with the grid, and the memory it takes. The last two run in processes of their own."""
 
 import json
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import numpy as np
 
-from benchmarks.harness import Figure, Report, Settings, Table, interleaved, milliseconds
+from benchmarks.harness import Figure, Report, Settings, Table, in_process_of_its_own, interleaved, milliseconds
 from benchmarks.problems import CASES, Stage, octahedron
 
-ROOT = Path(__file__).parents[1]
 FLAT = 1.3 / 0.7  # largest over smallest of what stays within 30 % of a common value
-
-
-def in_process_of_its_own(call: str, threads: int):
-    """The JSON that a function of this module, called in a new process with so many threads, prints."""
-    count = {name: str(threads) for name in ("NUMBA_NUM_THREADS", "OMP_NUM_THREADS")}
-    code = f"import sys; sys.path.append({str(ROOT)!r}); from benchmarks import scaling; scaling.{call}"
-    done = subprocess.run([sys.executable, "-c", code], env={**os.environ, **count}, capture_output=True, text=True)
-    if done.returncode:
-        raise RuntimeError(f"{call} failed:\n{done.stderr}")
-    return json.loads(done.stdout)
 
 
 def two_threads(settings: Settings) -> Report:
     """A whole step with ten moving heads: one thread / two threads, in wall time."""
     nlat, repeats = settings.pick(256, 32), settings.pick(25, 2)
-    found = in_process_of_its_own(f"time_threads({nlat}, {repeats})", 2)
+    found = in_process_of_its_own("scaling", f"time_threads({nlat}, {repeats})", 2)
     report, rows = Report(), []
     for what, better in (("step", 1.6), ("velocity", None), ("transport", None)):
         one, two = (np.array(found[f"{what} {threads}"]) for threads in (1, 2))
@@ -99,7 +85,7 @@ def grids(settings: Settings) -> Report:
 def memory(settings: Settings) -> Report:
     """Memory of a run in arrays of its grid: growth of the process / bytes of one array."""
     nlat = settings.pick(512, 64)
-    found = in_process_of_its_own(f"measure_memory({nlat})", 1)
+    found = in_process_of_its_own("scaling", f"measure_memory({nlat})", 1)
     arrays = found["grown"] / (16 * nlat**2)
     figure = Figure(
         f"memory: arrays of the grid, {nlat} x {2 * nlat}", arrays, "smaller",
