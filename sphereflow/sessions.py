@@ -200,6 +200,13 @@ def _put_down(solver, writer: RunWriter, keeper: Keeper, error: RunInterrupted) 
     ) from None
 
 
+def _remedy(case: Case) -> str:
+    """What makes the energy residual of a run smaller."""
+    if case.solver.kind == "particles" or case.solver.dt is not None:
+        return "a smaller solver.dt"
+    return "a smaller solver.error_tolerance"
+
+
 def judge(case: Case, writer: RunWriter) -> str:
     """The status of a run that came to its end: "complete", or "complete (warning: ...)" if its books do not balance.
 
@@ -220,5 +227,5 @@ def judge(case: Case, writer: RunWriter) -> str:
         dissipated = float(np.abs(np.diff(writer.series("dissipation_integral"))).sum())
         if not residual <= RESIDUAL_BOUND * dissipated + ROUNDING * energy:
             share = residual / dissipated if dissipated > 0 else np.inf
-            warnings.append(f"energy residual {share:.1e} > {RESIDUAL_BOUND:g} of int |P|")
+            warnings.append(f"energy residual {share:.1e} > {RESIDUAL_BOUND:g} of int |P|; {_remedy(case)} lowers it")
     return f"complete (warning: {'; '.join(warnings)})" if warnings else "complete"

@@ -144,6 +144,8 @@ def test_curves_hold_the_runs_values_and_gaps(tmp_path):
     assert np.allclose(panels["Energy ledger"]["E(t) − E(0)"], energy - energy[0], rtol=1e-6)
     rates = panels["Rates of the flow"]["dissipation P"]
     assert [v is None for v in rates] == (dissipation <= 0).tolist() and None in rates
+    gains = panels["Rates of the flow"]["gain −P"]
+    assert [v is None for v in gains] == (dissipation >= 0).tolist() and any(gains)
     eigenvalues = panels["Eigenvalues of the logit matrices, real parts"]
     assert eigenvalues["largest of all heads"] == [2.0] * 11 and eigenvalues["smallest"] == [0.0, *(-k for k in range(1, 11))]
 

@@ -283,6 +283,7 @@ def test_summary(tmp_path):
         "weight_work": -0.5,
         "dissipation_integral": 1.5,
         "edi_residual": -0.125,
+        "movement_slack_min": None,
         "edi_residual_relative": 0.05,  # of 2 + 0.5: the dissipation has changed its sign
     }
     assert summary == expected

@@ -3,7 +3,7 @@
 import json
 import sys
 
-from sphereflow.cli.wording import number, share
+from sphereflow.cli.wording import joined, number, several, share
 
 
 def add_commands(commands):
@@ -54,26 +54,41 @@ def _info(options):
         status = "interrupted" if status == "interrupted" else "interrupted (killed: nobody is writing it)"
     if summary["state"] in ("interrupted", "failed") and summary["checkpoints"]:
         status += f"; go on with: sphereflow resume {summary['path']}"
+    made_by = summary["source"], summary["created"], summary["backend"] and f"transform {summary['backend']}"
+    velocity, heads, steps = summary["velocity"], summary["heads"], summary["steps"]
+    energies = [number(summary[name], ".9g") for name in ("energy_first", "energy_last")]
+    residual = f"{number(summary['edi_residual'], '.2e')} ({share(summary['edi_residual_relative'])})"
+    if summary["movement_slack_min"] is not None:
+        residual += ", of first order in tau"
     rows = {
         "file": f"{summary['path']} ({summary['bytes'] / 1e6:.1f} MB)",
         "title": summary["title"],
         "status": status,
-        "made by": f"{summary['source']}, {summary['created']}, transform {summary['backend']}",
-        "solver": f"{summary['solver']}, velocity {summary['velocity']}, {summary['heads']} heads",
+        "made by": joined(*made_by),
+        "solver": joined(summary["solver"], velocity and f"velocity {velocity}", heads and several(heads, "head")),
+        "tokens": summary["particles"],
         "grid": f"{summary['nlat']} x {summary['nlon']}" if summary["nlat"] else None,
-        "records": f"{summary['records']} from t = {number(summary['t_first'])} to {number(summary['t_last'])}, "
-        f"{summary['steps']} steps",
-        "mass drift": number(summary["mass_drift"], ".1e"),
-        "density min": number(summary["density_min"], ".3g"),
-        "energy": f"{number(summary['energy_first'], '.9g')} -> {number(summary['energy_last'], '.9g')}",
-        "work of the weights": number(summary["weight_work"], ".6g"),
-        "dissipated": number(summary["dissipation_integral"], ".6g"),
-        "energy residual": f"{number(summary['edi_residual'], '.2e')} ({share(summary['edi_residual_relative'])})",
-        "case sha256": summary["case_sha256"],
+        "records": joined(
+            f"{summary['records']} from t = {number(summary['t_first'])} to {number(summary['t_last'])}",
+            None if steps is None else several(steps, "step"),
+        ),
+        "mass drift": _known(summary["mass_drift"], ".1e"),
+        "density min": _known(summary["density_min"], ".3g"),
+        "energy": " -> ".join(energies) if summary["energy_first"] is not None else None,
+        "work of the weights": _known(summary["weight_work"], ".6g"),
+        "dissipated": _known(summary["dissipation_integral"], ".6g"),
+        "least slack": _known(summary["movement_slack_min"], ".2e", " (of the steps' energy inequality, at least 0)"),
+        "energy residual": residual if summary["dissipation_integral"] is not None else None,
+        "case sha256": summary["case_sha256"] or None,
     }
     for name, value in rows.items():
         if value is not None:
             print(f"{name:>20}  {value}")
+
+
+def _known(value, form, note=""):
+    """A number with what it is; None stays None."""
+    return None if value is None else format(value, form) + note
 
 
 def _import(options):

@@ -2,7 +2,7 @@
 
 import sys
 
-from sphereflow.cli.wording import number, share, tell
+from sphereflow.cli.wording import balance, number, several, tell
 from sphereflow.errors import NumericalError
 
 
@@ -108,9 +108,10 @@ class _Progress:
 
 def _one_line(summary):
     return (
-        f"{summary['status']}: t = {summary['t_last']:g}, {summary['steps']} steps, {summary['records']} records, "
+        f"{summary['status']}: t = {summary['t_last']:g}, {several(summary['steps'], 'step')}, "
+        f"{several(summary['records'], 'record')}, "
         f"E {number(summary['energy_first'], '.6g')} -> {number(summary['energy_last'], '.6g')}, "
-        f"mass drift {number(summary['mass_drift'], '.1e')}, energy residual {share(summary['edi_residual_relative'])}"
+        f"mass drift {number(summary['mass_drift'], '.1e')}, {balance(summary)}"
     )
 
 

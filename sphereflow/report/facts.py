@@ -29,6 +29,8 @@ def conservation(summary: dict) -> list[tuple[str, str, str]]:
         ("residual", _form(summary["edi_residual"], ".3e"), "E − E(0) − W + ∫P dt, what is left unexplained"),
         ("residual, relative", _form(relative, ".2e"), "|residual| / ∫|P| dt, the turnover of energy"),
     )
+    slack = _form(summary["movement_slack_min"], ".2e")
+    rows = (*rows, ("least slack", slack, "of the steps’ energy inequality: at least 0, but for rounding"))
     return [row for row in rows if row[1] is not None]
 
 

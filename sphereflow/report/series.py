@@ -1,6 +1,7 @@
 """The curves of a page: which variables are drawn together, and what is derived from them.
 
-Values are rounded to seven digits. On a logarithmic axis values that are not positive are gaps.
+Values are rounded to seven digits. On a logarithmic axis values that are not positive are gaps, and curves without any others are
+left out.
 """
 
 from collections.abc import Callable
@@ -62,6 +63,7 @@ PANELS = (
             Curve("metric_speed_squared", "speed G²"),
             Curve("metric_slope_squared", "slope S²"),
             Curve("gradient_flow_defect", "defect"),
+            Curve("dissipation", "gain −P", lambda run: -run["dissipation"].values),
         ),
         logarithmic=True,
         floor=ROUND_OFF,
@@ -155,6 +157,8 @@ def _panel(panel, run):
         usable = np.isfinite(values)
         if panel.logarithmic:
             usable &= values > panel.floor * largest
+            if not usable.any():
+                continue
         curves.append(
             {
                 "name": curve.name,

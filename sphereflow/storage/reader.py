@@ -36,7 +36,9 @@ if TYPE_CHECKING:  # slow to import, and a run from the command line does withou
 _PATIENCE = 10.0
 _PAUSE = 0.02
 _NETCDF_ERRORS = (OSError, RuntimeError)
-_SERIES = ("t", "step", "mass", "density_min", "energy", "weight_work", "dissipation_integral", "edi_residual")
+_SERIES = (
+    "t", "step", "mass", "density_min", "energy", "weight_work", "dissipation_integral", "edi_residual", "movement_slack_min",
+)  # fmt: skip
 _UNWRITTEN = netCDF4.default_fillvals["f8"]
 
 
@@ -184,7 +186,8 @@ def run_summary(path: str | os.PathLike) -> dict:
         `t_first`, `t_last`;
         `mass_drift` (max over records of abs(mass - 1)), `density_min` (over all records), `energy_first`,
         `energy_last`, `weight_work` (W at the last record), `dissipation_integral`, `edi_residual` (both at the last
-        record) and `edi_residual_relative` (its size over the integral of abs(P), as resolved by the records).
+        record), `edi_residual_relative` (its size over the integral of abs(P), as resolved by the records) and, of
+        minimising movements, `movement_slack_min` (at the last record).
 
     Raises
     ------
@@ -254,6 +257,7 @@ def _ledger(series: dict[str, np.ndarray]) -> dict[str, float | None]:
         "weight_work": _last(series["weight_work"]),
         "dissipation_integral": _last(series["dissipation_integral"]),
         "edi_residual": residual,
+        "movement_slack_min": _last(series["movement_slack_min"]),
         "edi_residual_relative": abs(residual) / dissipated if comparable else None,
     }
 
