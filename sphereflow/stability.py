@@ -56,6 +56,7 @@ from scipy.special import comb
 from sphereflow.heads import WeightPath
 
 EXCESS = 1e-4  # of upper bounds of integrals of C, relative
+EFFECT_EXCESS = 1e-3  # of those of integrals of delta on a piece: in W_2 it is not multiplied as that of C is
 LARGEST_GROWTH = 0.01  # integral of C over a part: the effect of weights that change is known no better than this, relatively
 MOST_PARTS = 4096  # of a piece: a bound that needs more passes pi early in the piece
 STEADY = 1e-12  # relative; what rounding makes of a constant
@@ -199,7 +200,9 @@ def distance_ceiling(
     for block in _blocks(nodes):
         for split in _split((path, other), block, direction):
             reached.append(_carried(reached[-1], split))
-        if reached[-1] >= np.pi:  # and stays there: nothing that follows needs to be evaluated
+            if reached[-1] >= np.pi:  # and stays there: nothing that follows needs to be evaluated
+                break
+        if reached[-1] >= np.pi:
             break
     ceiling = np.full(nodes.size, np.pi)
     ceiling[: len(reached)] = reached
@@ -278,18 +281,28 @@ class _Bounds(NamedTuple):
 
 
 def _split(paths, nodes, direction):
-    """The bounds on each of the pieces between some nodes: a `_Bounds` of the parts it was split into, in their order."""
+    """The bounds on each of the pieces between some nodes: a `_Bounds` of the parts it was split into, in their order.
+
+    Few pieces are evaluated at a time, since they may have many parts and may not all be asked for.
+    """
     whole, halves = (_bounds(paths, *_equal_parts(nodes, np.full(nodes.size - 1, n)), direction) for n in (1, 2))
-    growth = halves.growth.reshape(-1, 2).sum(axis=1)
-    with np.errstate(invalid="ignore", divide="ignore"):
-        # Halving leaves a quarter of the excess, n parts leave 1/n^2.
-        parts = np.sqrt(4 / 3 * (whole.growth - growth) / (EXCESS * growth))
+    parts = np.maximum(_enough(whole.growth, halves.growth, EXCESS), _enough(whole.effect, halves.effect, EFFECT_EXCESS))
+    with np.errstate(invalid="ignore"):
         steady = (whole.growth_top <= whole.growth * (1 + STEADY)) & (whole.effect_top <= whole.effect * (1 + STEADY))
-        parts = np.maximum(parts, np.where((whole.effect > 0) & ~steady, growth / LARGEST_GROWTH, 1.0))
-    parts = np.ceil(np.clip(np.nan_to_num(parts, nan=1.0, posinf=1.0), 1, MOST_PARTS)).astype(int)
-    bounds = _bounds(paths, *_equal_parts(nodes, parts), direction)
-    ends = np.cumsum(parts)
-    return [_Bounds(*(one[end - n : end] for one in bounds)) for n, end in zip(parts, ends, strict=True)]
+    parts = np.maximum(parts, np.where((whole.effect > 0) & ~steady, whole.growth / LARGEST_GROWTH, 1.0))
+    parts = np.ceil(np.clip(parts, 1, MOST_PARTS)).astype(int)
+    together = np.flatnonzero(np.diff(np.cumsum(parts) // MOST_PARTS)) + 1
+    for few in np.split(np.arange(parts.size), together):
+        bounds = _bounds(paths, *_equal_parts(nodes[few[0] : few[-1] + 2], parts[few]), direction)
+        ends = np.cumsum(parts[few])
+        yield from (_Bounds(*(one[end - n : end] for one in bounds)) for n, end in zip(parts[few], ends, strict=True))
+
+
+def _enough(whole, halves, excess):
+    """How many parts leave an excess: halving leaves a quarter of it, n parts leave 1/n^2. 1 where that cannot be told."""
+    halves = halves.reshape(-1, 2).sum(axis=1)
+    with np.errstate(invalid="ignore", divide="ignore"):
+        return np.nan_to_num(np.sqrt(4 / 3 * (whole - halves) / (excess * halves)), nan=1.0, posinf=1.0)
 
 
 def _equal_parts(nodes, parts):
