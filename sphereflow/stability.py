@@ -390,7 +390,7 @@ def _carried(distance, bounds):
 
 def _grown(distance, exponent):
     """min(pi, e^exponent distance) without overflow; 0 stays 0."""
-    if not distance > 0:
+    if distance == 0:
         return 0.0
     grown = np.log(distance) + exponent
     return np.pi if grown >= np.log(np.pi) else distance * np.exp(exponent) if exponent < LARGEST_EXPONENT else np.exp(grown)

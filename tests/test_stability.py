@@ -2,12 +2,13 @@
 
 import numpy as np
 import pytest
+from scipy.integrate import quad, solve_ivp
 
 from sphereflow import run
 from sphereflow.attention import Heads
 from sphereflow.compare.measures import Coarse, wasserstein
 from sphereflow.heads import WeightPath
-from sphereflow.particles import TokenOperator
+from sphereflow.particles import ParticleSolver, TokenOperator
 from sphereflow.stability import (
     distance_ceiling,
     growth_exponent,
@@ -220,11 +221,76 @@ def test_exponent_of_frozen_and_of_layered_weights():
     assert layers == pytest.approx([0, 0.5 * rate[0], 0.5 * (rate[0] + rate[1]), 0.5 * rate[0] + rate[1]], rel=1e-14)
 
 
-def test_exponent_errs_upwards_on_linear_pieces():
-    path = path_of([0.5 * np.eye(3)[None], 3 * np.eye(3)[None]], [0, 1])
-    fine = np.linspace(0, 1, 401)
-    coarse = growth_exponent(path, np.array([0.0, 1.0]))[-1]
-    assert coarse > growth_exponent(path, fine)[-1]
+def random_path(rng, interpolation, has_values, heads, size, t_end):
+    """Weights with up to five nodes, the first and the last of which are at 0 and t_end."""
+    time = np.concatenate([[0.0], np.sort(rng.uniform(0, t_end, rng.integers(0, 4))), [t_end]])
+    logits, values, rate = size * rng.standard_normal((3, time.size, heads, 3, 3))
+    weight = np.array([0.3, 0.7]) if heads == 2 else np.ones(1)
+    return WeightPath(time, logits, weight, values if has_values else None, rate / t_end, interpolation)
+
+
+def integrated_bound(distance, path, other, times, direction):
+    """Gamma and W_2' = C W_2 + delta by an adaptive scheme, from C and delta at points."""
+    nodes = np.unique(np.concatenate([times, path.time, other.time]))
+    nodes = nodes[(nodes >= times[0]) & (nodes <= times[-1])]
+    found = [[0.0, distance]]
+    for a, b in zip(nodes[:-1], nodes[1:], strict=True):
+        k, l = (p.interval_of(0.5 * (a + b)) for p in (path, other))
+
+        def rates(t, y, k=k, l=l):
+            logits, values = (path.logits_at(t, k), other.logits_at(t, l)), [path.values_at(t, k), other.values_at(t, l)]
+            both = None
+            if any(v is not None for v in values):
+                both = [direction * m if v is None else v for m, v in zip(logits, values, strict=True)]
+            c = growth_rate(logits[0], path.head_weight, values[0], direction)
+            return [c, c * y[1] + weight_effect(logits, path.head_weight, both)]
+
+        found.append(solve_ivp(rates, (a, b), found[-1], "DOP853", rtol=1e-10, atol=1e-14).y[:, -1])
+    return np.array(found)[np.searchsorted(nodes, times)].T
+
+
+@pytest.mark.parametrize("direction", [-1, 1])
+@pytest.mark.parametrize("interpolation", ["linear", "step", "hermite"])
+def test_bounds_are_integrals_from_above(interpolation, direction):
+    rng = np.random.default_rng([direction + 1, len(interpolation)])
+    compared = 0
+    for trial in range(16):
+        heads, t_end = rng.integers(1, 3), rng.uniform(0.05, 1)
+        path = random_path(rng, interpolation, rng.uniform() < 0.5, heads, 10 ** rng.uniform(-3, 0), t_end)
+        beside = ("linear", "step", "hermite")[trial % 3]
+        other = random_path(rng, beside, rng.uniform() < 0.5, heads, 10 ** rng.uniform(-3, 0), t_end)
+        if trial % 5 == 4:
+            other = path
+        times = np.concatenate([[0.0], np.sort(rng.uniform(0, t_end, rng.choice([0, 1, 5, 40]))), [t_end]])
+        start = rng.choice([0.0, 1e-6, 1e-2])
+        gamma, distance = integrated_bound(start, path, other, times, direction)
+        exponent, ceiling = (
+            growth_exponent(path, times, direction), distance_ceiling(start, path, other, times, direction)
+        )  # fmt: skip
+        rounding = 1 - 1e-8  # of a scheme with a relative tolerance of 1e-10, for whole paths
+        assert np.all(exponent >= gamma * rounding) and np.all(exponent <= gamma * 1.001)
+        assert np.all(ceiling >= np.minimum(distance, np.pi) * rounding) and np.all(ceiling <= np.pi)
+        small = (distance > 0) & (distance < 1)
+        assert np.all(ceiling[small] <= 1.01 * distance[small]) and not ceiling[distance == 0].any()
+        compared += np.count_nonzero(small[1:])
+    assert compared > 30
+
+
+def test_exponent_of_values_that_fade_as_logits_grow():
+    # C vanishes with the values at one end and with the logits it is small at the other: samples of both see nothing.
+    one = np.eye(3)[None]
+    path = path_of([0 * one, 5 * one], [0, 1], values=np.stack([one, 0 * one]))
+    exact = quad(lambda t: (1 - t) * growth_rate(5 * t * one, np.ones(1), one), 0, 1, points=[0.1], epsrel=1e-11)[0]
+    assert exact > 13
+    for times in (np.array([0.0, 1.0]), np.linspace(0, 1, 7)):
+        assert exact <= growth_exponent(path, times)[-1] < 1.001 * exact
+
+
+def test_exponent_does_not_depend_on_the_times_asked_for():
+    rng = np.random.default_rng(7)
+    path = random_path(rng, "hermite", True, 2, 1.0, 1.0)
+    few, many = (growth_exponent(path, times)[-1] for times in (np.array([0.0, 1.0]), np.linspace(0, 1, 301)))
+    assert few == pytest.approx(many, rel=3e-4)
 
 
 def test_ceiling_of_frozen_weights_in_closed_form():
@@ -238,6 +304,93 @@ def test_ceiling_of_frozen_weights_in_closed_form():
     delta = 0.1 + 0.5 * (0.5 + 0.6) * 0.1
     expected = start * np.exp(rate * times) + delta / rate * np.expm1(rate * times)
     assert distance_ceiling(start, path, other, times) == pytest.approx(np.minimum(expected, np.pi), rel=1e-5)
+
+
+def carried(path, x, t_end):
+    """Tokens of equal mass along the ascending flow."""
+    solver = ParticleSolver(TokenOperator("attention", 1), path, x, np.full(len(x), 1 / len(x)), "rk4", 0.02)
+    while solver.t < t_end:
+        solver.advance(t_end)
+    return solver.positions
+
+
+def test_ceiling_holds_however_few_times_are_asked_for():
+    # Weights that part from 0 and an unstable equilibrium: the trapezoidal rule weighs what happens early by half of nothing.
+    a, turn = 1.5 * np.eye(3)[None], np.zeros((1, 3, 3))
+    turn[0, [0, 1], [1, 0]] = 0.08
+    path, other = path_of([a, a], [0, 4]), path_of([a, a + turn], [0, 4])
+    x, same = np.concatenate([np.eye(3), -np.eye(3)]), np.full(6, 1 / 6)
+    ends = [Coarse(carried(p, x, 4.0), same, (0.0, 0.0)) for p in (path, other)]
+    actual = wasserstein(*ends)[1]
+    assert actual > 0.44  # the trapezoidal rule over 0 and 4 is at 0.4064
+    assert distance_ceiling(0.0, path, other, np.array([0.0, 4.0]), 1)[-1] >= actual
+    for end in (0.1, 0.25):
+        exact = integrated_bound(0.0, path, other, np.array([0.0, end]), 1)[1, -1]
+        assert exact <= distance_ceiling(0.0, path, other, np.array([0.0, end]), 1)[-1] < 1.01 * exact
+
+
+def late_paths(interpolation):
+    """Weights that are the same until t = 1 (linear) or 2 (step), when Gamma is thousands and e^-Gamma underflows."""
+    a, turn = np.diag([5.0, 1.0, -2.0])[None], np.zeros((1, 3, 3))
+    turn[0, [0, 1], [1, 0]] = 1.0
+    return a, a + turn, *(path_of([a, a, m, m], [0, 1, 2, 3], interpolation) for m in (a, a + turn))
+
+
+def test_ceiling_of_weights_that_part_late():
+    _, _, path, other = late_paths("linear")
+    times = np.array([0.0, 0.5, 1.0, 1.0001, 1.001, 1.1, 2.0, 3.0])
+    ceiling = distance_ceiling(0.0, path, other, times)
+    assert not ceiling[:3].any() and np.all(ceiling[5:] == np.pi)
+    exact = integrated_bound(0.0, path, other, times[:5], -1)[1]
+    assert np.all(exact <= ceiling[:5]) and ceiling[3:5] == pytest.approx(exact[3:], rel=0.01)
+
+
+def test_ceiling_of_layers_that_part_late():
+    a, b, path, other = late_paths("step")
+    times = np.array([0.0, 1.0, 1.9, 2.0, 2.0001, 2.001, 2.1, 3.0])
+    ceiling = distance_ceiling(0.0, path, other, times)
+    assert not ceiling[:4].any() and np.all(ceiling[6:] == np.pi)
+    c, delta = growth_rate(a, np.ones(1)), weight_effect((a, b), np.ones(1))
+    assert ceiling[4:6] == pytest.approx(delta / c * np.expm1(c * (times[4:6] - 2)), rel=1e-6)
+
+
+def test_runs_with_weights_that_part_late_stay_below_the_ceiling(tmp_path):
+    from sphereflow.compare import separation
+
+    for name, path in zip("ab", late_paths("linear")[2:], strict=True):
+        np.savez(tmp_path / f"{name}_heads.npz", t=path.time, logits=path.logits)
+        case = {
+            "heads": {"schedule": "table", "file": str(tmp_path / f"{name}_heads.npz")},
+            "initial": {"kind": "octahedron", "kappa": 20.0},
+            "solver": {"kind": "particles", "count": 40, "dt": 0.02, "t_end": 2.0},
+            "output": {"every": 0.2},
+        }
+        run(case, tmp_path / f"{name}.nc").close()
+    found = separation(tmp_path / "a.nc", tmp_path / "b.nc")
+    parted = found.t > 1.1
+    assert not found.wasserstein_2[~parted].any() and found.wasserstein_2[-1] > 0.05
+    assert np.all(found.wasserstein_2 <= found.ceiling) and not found.ceiling[~parted].any()
+
+
+def test_ceiling_of_weights_that_meet_and_part_while_nothing_grows():
+    # A = 0 has C = 0, so that W_2 <= int delta; delta = |B| + |B|^2 / 2 with |B| = |t - 1/3|.
+    zero, one = np.zeros((1, 3, 3)), np.eye(3)[None]
+    path, other = path_of([zero, zero], [0, 1]), path_of([-one / 3, 2 * one / 3], [0, 1])
+    exact = (1 / 3) ** 2 / 2 + (2 / 3) ** 2 / 2 + (1 / 3) ** 3 / 6 + (2 / 3) ** 3 / 6
+    found = distance_ceiling(0.0, path, other, np.array([0.0, 1.0]))[-1]
+    assert exact <= found < 1.002 * exact
+    assert np.isnan(distance_ceiling(np.nan, path, other, np.array([0.0, 1.0]))).all()  # not a bound of nothing
+
+
+def test_ceiling_evaluates_nothing_beyond_the_largest_distance(monkeypatch):
+    from sphereflow import stability
+
+    rng, pieces = np.random.default_rng(8), []
+    path, other = (random_path(rng, "hermite", False, 2, 2.0, 40.0) for _ in range(2))
+    bounds = stability._bounds
+    monkeypatch.setattr(stability, "_bounds", lambda p, left, *rest: pieces.append(left.size) or bounds(p, left, *rest))
+    assert distance_ceiling(0.0, path, other, np.linspace(0, 40, 41))[-1] == np.pi
+    assert sum(pieces) < 10_000  # 4096 parts of one piece are enough; 41 pieces of them took 15 s and a gigabyte
 
 
 def test_ceiling_ends_at_the_largest_distance():
