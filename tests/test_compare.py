@@ -1,6 +1,7 @@
 """Distances of measures, sampling noise, and the verdict on pairs of runs."""
 
 import json
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,6 +13,7 @@ from sphereflow.cli import main
 from sphereflow.compare import compare, open_side
 from sphereflow.compare.measures import Measure, angle, coarsen, spectrum_distance, wasserstein
 from sphereflow.compare.noise import Sampler
+from sphereflow.compare.sides import _cell_radius
 from sphereflow.errors import CaseError
 from sphereflow.grid import gauss_grid
 from sphereflow.initial import real_harmonic
@@ -94,6 +96,25 @@ def test_coarsening_keeps_its_bound(d):
     for p in range(2):
         bound = coarse[0].bound[p] + coarse[1].bound[p]
         assert abs(wasserstein(*coarse)[p] - exact[p]) <= bound
+
+
+@pytest.mark.parametrize("nlat", [8, 12, 34])
+def test_no_point_of_a_cell_is_further_from_its_node_than_the_radius(nlat):
+    grid, rng = gauss_grid(nlat), np.random.default_rng(3)
+    radius, faces = _cell_radius(grid), grid.colatitude_face
+
+    def away(theta, phi):
+        return angle(polar(theta, phi), polar(grid.colatitude, 0.0))
+
+    def polar(theta, phi):
+        theta, phi = np.broadcast_arrays(theta, phi)
+        return np.stack([np.sin(theta) * np.cos(phi), np.sin(theta) * np.sin(phi), np.cos(theta)], axis=-1)
+
+    share = rng.uniform(size=(1000, 2, nlat))
+    inside = away(faces[:-1] + share[:, 0] * np.diff(faces), (share[:, 1] - 0.5) * grid.dlon)
+    assert np.all(inside <= radius * (1 + 1e-12)) and np.all(inside.max(axis=0) > 0.9 * radius)
+    corners = np.maximum(away(faces[:-1], grid.dlon / 2), away(faces[1:], grid.dlon / 2))
+    np.testing.assert_allclose(radius, corners, rtol=1e-12)
 
 
 def test_spectrum_distance_finds_the_degree():
@@ -213,35 +234,114 @@ def test_json_and_figure(folder, capsys):
 
 # --------------------------------------------------------------------------------------------------------------- noise
 def test_estimated_noise_is_the_spread_of_independent_runs(folder):
-    """For tokens that interact: the bootstrap of trajectories predicts the spread of runs with other seeds."""
+    """For tokens that interact: the bootstrap of trajectories predicts how runs with other seeds spread about the density."""
     times = np.array([0.25, 0.5])
-    runs = []
+    runs, distances, side = [], [], open_side(folder / "density.nc")
+    density = [coarsen(side.measure(k)) for k in (1, 2)]
+    side.close()
     for seed in range(30):
         solver = build_solver(parse_case(tables("tokens", solver={"seed": [7, seed]})))
-        runs.append([[s.energy, *s.mean] for s in run_to_end(solver, times)])
+        found = list(run_to_end(solver, times))
+        runs.append([[s.energy, *s.mean] for s in found])
+        if seed < 10:
+            tokens = [coarsen(equal(s.position)) for s in found]
+            distances.append([wasserstein(*pair) for pair in zip(tokens, density, strict=True)])
     actual = np.std(runs, axis=0, ddof=1)
     result = compare(folder / "density.nc", folder / "tokens.nc", times=3, replicas=40)
     energy, mean = result.quantities[0], result.quantities[3]
     np.testing.assert_allclose(energy.noise[1:], actual[:, 0], rtol=0.45)
     np.testing.assert_allclose(mean.noise[1:], np.linalg.norm(actual[:, 1:], axis=1), rtol=0.35)
+    expected = np.stack([q.expected[1:] for q in result.quantities[-2:]], axis=1)
+    np.testing.assert_allclose(expected, root_mean_square(distances), rtol=0.3)
     bias = np.mean(runs, axis=0)[:, 0] - energy.a[1:]
     assert np.abs(bias).max() < 4 * actual[:, 0].max() / np.sqrt(30) + 0.01
+
+
+def equal(x):
+    return Measure(x, np.full(len(x), 1 / len(x)))
+
+
+def noise_of(x, seed, replicas=16):
+    """The noise of bare tokens."""
+    side = SimpleNamespace(t=np.zeros(1), is_random=True, has_start=True, has_state=lambda k: True, measure=lambda k: equal(x))
+    return Sampler(side, [0], None, replicas, seed).noise
+
+
+APART = 2.0  # angle between the clusters
+
+
+def clusters(n, seed):
+    """Tokens that are in either of two narrow clusters by the toss of a coin."""
+    rng = np.random.default_rng(seed)
+    centers = np.array([[0.0, 0.0, 1.0], [np.sin(APART), 0.0, np.cos(APART)]])
+    return unit(centers[rng.integers(0, 2, n)] + 0.01 * rng.standard_normal((n, 3)))
+
+
+def smooth(n, seed):
+    return unit(np.random.default_rng(seed).standard_normal((n, 3)) + [0.5, 0, 0])
+
+
+def root_mean_square(values):
+    return np.sqrt(np.mean(np.square(values), axis=0))
+
+
+def slope(numbers, values):
+    return np.polynomial.polynomial.polyfit(np.log(numbers), np.log(values), 1)[1]
+
+
+def test_noise_of_wasserstein_2_between_clusters_falls_like_the_fourth_root():
+    # The share in a cluster is off by Z / (2 sqrt(n)), Z normal, which has to be carried to the other one:
+    # E W_2^2 = APART^2 E|Z| / (2 sqrt(n)) = APART^2 / sqrt(2 pi n).
+    numbers, draws = np.array([300, 1200, 4800, 19200]), 12
+    found = np.array([
+        root_mean_square([noise_of(x, k).wasserstein(0, coarsen(equal(x)))[0][1] for k, x in enumerate(samples)])
+        for samples in ([clusters(n, [n, k]) for k in range(draws)] for n in numbers)
+    ])  # fmt: skip
+    exact = APART * (2 * np.pi * numbers) ** -0.25
+    # |Z| spreads by 0.76 of its mean; six pairs of shared samples leave half of that, W_2 has half of it again, and 12 draws
+    # a twentieth in all. Four times that, for every number and for the slope over a range of log 64 (0.016).
+    assert found == pytest.approx(exact, rel=0.2)
+    assert slope(numbers, found) == pytest.approx(-0.25, abs=0.064)
+    reference = coarsen(equal(clusters(200_000, 0)))
+    fresh = root_mean_square([wasserstein(coarsen(equal(clusters(1200, [1, k]))), reference)[1] for k in range(60)])
+    assert found[1] == pytest.approx(fresh, rel=0.3)
+
+
+def test_noise_of_distances_of_a_smooth_density():
+    numbers = np.array([300, 2400, 19200])
+    reference, found, fresh = coarsen(equal(smooth(200_000, 0))), [], []
+    for n in numbers:
+        samples = [smooth(n, [n, k]) for k in range(6)]
+        fresh.append(root_mean_square([wasserstein(coarsen(equal(x)), reference) for x in samples]))
+        estimates = [noise_of(x, k).wasserstein(0, coarsen(equal(x)))[0] for k, x in enumerate(samples[:2])]
+        found.append(root_mean_square(estimates))
+    np.testing.assert_allclose(found, fresh, rtol=0.3)
+    # W_1 like (log n / n)^(1/2), which is n^-0.43 here; an estimate is known to some per cent, its slope to 0.01 or 0.02.
+    assert slope(numbers, np.sqrt(np.log(numbers) / numbers)) == pytest.approx(-0.434, abs=1e-3)
+    assert slope(numbers, np.array(found)[:, 0]) == pytest.approx(-0.434, abs=0.06)
+
+
+@pytest.mark.parametrize("number", [256, 280, 512, 1200, 5000])
+def test_pairs_are_apart_by_the_fluctuation_of_the_run(number):
+    # Of 256 tokens a sample is compared with the run; of 512 the run drops out of the pair. The mass of one cluster is off by
+    # (4n)^(-1/2) all the same.
+    apart = []
+    for k in range(40):
+        x = clusters(number, [number, k])
+        measure = coarsen(equal(x))
+        for pair in noise_of(x, k)._pairs([*noise_of(x, k).samples[0]], measure):
+            assert all(np.all(one.masses > 0) and one.masses.sum() == pytest.approx(1) for one in pair)
+            first, second = (one.masses[one.points[:, 2] > 0.5].sum() for one in pair)
+            apart.append(first - second)
+    # Four times the spread of a mean of squares, of which at least two in six are independent.
+    assert np.mean(np.square(apart)) * 4 * number == pytest.approx(1, abs=4 * np.sqrt(2 / 80))
 
 
 def test_noise_of_independent_tokens_matches_the_textbook():
     rng = np.random.default_rng(2)
     x = unit(rng.standard_normal((2000, 3)) + [1.0, 0, 0])
 
-    class Bare:
-        t, is_random, has_start = np.array([0.0]), True, True
-
-        def has_state(self, k):
-            return True
-
-        def measure(self, k):
-            return Measure(x, np.full(2000, 1 / 2000))
-
-    noise = Sampler(Bare(), [0], None, 100, 0).noise
+    noise = noise_of(x, 0, 100)
     deviation, bias = noise.of(0, lambda m, _: m.mean, x.mean(axis=0))
     assert noise.method == "snapshots"
     np.testing.assert_allclose(deviation, x.std(axis=0) / np.sqrt(2000), rtol=0.25)

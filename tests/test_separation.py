@@ -4,6 +4,7 @@ import csv
 import importlib.util
 import json
 from pathlib import Path
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -12,7 +13,9 @@ from scipy.spatial.transform import Rotation
 import sphereflow
 from sphereflow.case import load_case
 from sphereflow.compare import separation
+from sphereflow.compare.separation import _weight_size
 from sphereflow.errors import CaseError
+from sphereflow.heads import WeightPath
 from sphereflow.stability import growth_rate
 
 ROOT = Path(__file__).parents[1]
@@ -101,6 +104,29 @@ def test_size_of_weights_that_relax_between_records(tmp_path, runs):
     found = separation(frozen, write_run(tmp_path / "quick.nc", tokens(), heads=quick))
     exact = np.sqrt(3) * -np.expm1(-50 * 0.4) / 50 / 0.4  # |A - 1|_F = sqrt(3) e^(-50 t), and a record every 0.1
     assert found.weight_size == pytest.approx(exact, rel=1e-3)
+
+
+def side(time, sizes, interpolation, rate=None):
+    """What `_weight_size` needs of a side whose weights are multiples of one matrix of norm 1."""
+    one = np.zeros((1, 3, 3))
+    one[0, 0, 1] = 1.0
+    matrices = [None if m is None else np.multiply.outer(np.array(m, float), one) for m in (sizes, rate)]
+    return SimpleNamespace(path=WeightPath(np.array(time, float), matrices[0], np.ones(1), None, matrices[1], interpolation))
+
+
+@pytest.mark.parametrize("records", [[0.0, 3.0], [0.0, 1.0, 2.0, 3.0], np.linspace(0, 3, 8)])
+def test_size_of_weights_that_jump_or_bend(records):
+    records = np.array(records)
+    zero = side([0, 3], [0, 0], "linear")
+    layers, more = side([0, 1, 2.5, 3], [1, 5, 2, 7], "step"), side([0, 0.5, 3], [4, 1, 9], "step")  # the last is no layer
+    assert _weight_size(layers, zero, records) == pytest.approx((1 + 1.5 * 5 + 0.5 * 2) / 3, rel=1e-14)
+    assert _weight_size(layers, more, records) == pytest.approx((0.5 * 3 + 0 + 1.5 * 4 + 0.5 * 1) / 3, rel=1e-14)
+    sloping = side([0, 1, 3], [7, 3, 4], "linear")
+    assert _weight_size(sloping, zero, records) == pytest.approx((5 + 2 * 3.5) / 3, rel=1e-14)
+    assert _weight_size(layers, sloping, records) == pytest.approx((4 + 1.5 * 1.625 + 0.5 * 1.875) / 3, rel=1e-14)
+    bent = side([0, 3], [1, 2], "hermite", [4, -1])  # its integral is that of the cubic: h (a + b)/2 + h^2 (a' - b')/12
+    assert _weight_size(bent, zero, records) == pytest.approx((4.5 + 9 * 5 / 12) / 3, rel=1e-13)
+    assert _weight_size(layers, zero, records[-1:]) == 2
 
 
 def test_densities_on_one_grid_and_on_two(runs):
