@@ -12,7 +12,7 @@ from sphereflow.case import parse_case
 from sphereflow.cli import main
 from sphereflow.compare import compare, open_side
 from sphereflow.compare.measures import Measure, angle, coarsen, spectrum_distance, wasserstein
-from sphereflow.compare.noise import Sampler
+from sphereflow.compare.noise import Noise, Sampler
 from sphereflow.compare.sides import _cell_radius
 from sphereflow.errors import CaseError
 from sphereflow.grid import gauss_grid
@@ -323,18 +323,23 @@ def test_noise_of_distances_of_a_smooth_density():
 
 @pytest.mark.parametrize("number", [256, 280, 512, 1200, 5000])
 def test_pairs_are_apart_by_the_fluctuation_of_the_run(number):
-    # Of 256 tokens a sample is compared with the run; of 512 the run drops out of the pair. The mass of one cluster is off by
-    # (4n)^(-1/2) all the same.
-    apart = []
-    for k in range(40):
-        x = clusters(number, [number, k])
-        measure = coarsen(equal(x))
-        for pair in noise_of(x, k)._pairs([*noise_of(x, k).samples[0]], measure):
+    # Two points and samples of 256 tokens: what is at the first is off by (4n)^(-1/2). Of 256 tokens a sample is compared with the
+    # run; of 512 the run drops out of the pair.
+    rng, poles, apart = np.random.default_rng(number), np.array([[0, 0, 1.0], [0, 0, -1.0]]), []
+
+    def shares(p, n, **more):
+        share = rng.binomial(n, p, **more) / n
+        return np.stack([share, 1 - share], axis=-1)
+
+    for _ in range(400):
+        run = Measure(poles, shares(0.5, number))
+        samples = [Measure(poles, masses) for masses in shares(run.masses[0], 256, size=16)]
+        for pair in Noise("snapshots", 256 / number, [samples], [[{}] * 16])._pairs(samples, coarsen(run)):
             assert all(np.all(one.masses > 0) and one.masses.sum() == pytest.approx(1) for one in pair)
-            first, second = (one.masses[one.points[:, 2] > 0.5].sum() for one in pair)
+            first, second = (one.masses[one.points[:, 2] > 0].sum() for one in pair)
             apart.append(first - second)
-    # Four times the spread of a mean of squares, of which at least two in six are independent.
-    assert np.mean(np.square(apart)) * 4 * number == pytest.approx(1, abs=4 * np.sqrt(2 / 80))
+    # Four times the spread of a mean of squares of which two of each six, at least, are independent.
+    assert np.mean(np.square(apart)) * 4 * number == pytest.approx(1, abs=4 * np.sqrt(2 / 800))
 
 
 def test_noise_of_independent_tokens_matches_the_textbook():
