@@ -171,8 +171,8 @@ def distance_ceiling(
     most e^(int C) W_2 + int e^(int_s^h C) delta ds. C is not negative, so the exponential in the integral is at most e^G, and
     at most e^(C_max (h - s)): these give the two bounds of the second term. W_2 never exceeds pi, and the right side rises with
     W_2, so that the bound passes from piece to piece. Pieces are cut at the nodes of both paths, so that every path is seen
-    with its own interpolation; where the weights change they are split further, until G is small: what is returned exceeds
-    Groenwall's integral by about a per cent.
+    with its own interpolation; where the weights change they are split further, until G is small and D near int delta: what is
+    returned exceeds Groenwall's integral by about a per cent.
 
     Parameters
     ----------

@@ -323,7 +323,7 @@ def test_noise_of_distances_of_a_smooth_density():
 
 @pytest.mark.parametrize("number", [256, 280, 512, 1200, 5000])
 def test_pairs_are_apart_by_the_fluctuation_of_the_run(number):
-    # Two points and samples of 256 tokens: what is at the first is off by (4n)^(-1/2). Of 256 tokens a sample is compared with the
+    # Two points, samples of 256 tokens: what is at the first is off by (4n)^(-1/2). Of 256 tokens a sample is compared with the
     # run; of 512 the run drops out of the pair.
     rng, poles, apart = np.random.default_rng(number), np.array([[0, 0, 1.0], [0, 0, -1.0]]), []
 
