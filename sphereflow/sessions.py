@@ -196,7 +196,8 @@ def _put_down(solver, writer: RunWriter, keeper: Keeper, error: RunInterrupted) 
         missing = f"; {trouble}; an earlier checkpoint holds"
     writer.set_status("interrupted")
     raise RunInterrupted(
-        f"interrupted ({error}) at t = {solver.t:g}, step {solver.step}; {writer.path} holds {writer.records} records{missing}"
+        f"interrupted ({error}) at t = {solver.t:g}, step {solver.step}; {writer.path} holds {writer.records} records"
+        f"{missing}; go on with: sphereflow resume {writer.path}"
     ) from None
 
 

@@ -1,8 +1,12 @@
 """The command line as a stranger meets it: commands, outputs, exit codes, and what is left behind after an error."""
 
+import contextlib
 import json
+import os
+import re
 import subprocess
 import sys
+import zlib
 
 import numpy as np
 import pytest
@@ -11,6 +15,7 @@ import xarray as xr
 import sphereflow
 from sphereflow.cli import main
 from sphereflow.errors import CaseError, NumericalError, OutputError
+from sphereflow.storage import run_summary
 
 CASE = """
 schema = 1
@@ -262,3 +267,71 @@ def test_module_runs_as_a_program(case):
     assert done.returncode == 0, done.stderr
     assert done.stdout.splitlines()[-1] == "p.nc"
     assert done.stderr == ""
+
+
+@pytest.mark.parametrize("redirect", [">&-", "2>&-", ">&- 2>&-"])
+def test_closed_streams_end_nothing(case, redirect):
+    command = f"{sys.executable} -m sphereflow.cli run {case} -o run.nc --quiet {redirect}"
+    assert subprocess.run(command, shell=True).returncode == 0
+    assert run_summary("run.nc")["status"] == "complete"
+
+
+@pytest.mark.skipif(not os.path.exists("/dev/full"), reason="there is no /dev/full")
+def test_a_full_standard_output_is_an_output_error(case):
+    done = subprocess.run(
+        f"{sys.executable} -m sphereflow.cli validate {case} > /dev/full", shell=True, capture_output=True, text=True
+    )
+    assert done.returncode == 4
+    assert done.stderr.splitlines()[-1] == "sphereflow: standard output: No space left on device"
+
+
+def test_what_info_does_not_know_it_leaves_out(tmp_path, monkeypatch, capsys):
+    monkeypatch.chdir(tmp_path)
+    (tmp_path / "tokens.csv").write_text("t,x,y,z\n0,1,0,0\n0,0,1,0\n1,1,0,0\n1,0,0,1\n")
+    assert main(["import", "tokens.csv", "-o", "tokens.nc"]) == 0
+    capsys.readouterr()
+    assert main(["info", "tokens.nc"]) == 0
+    text = capsys.readouterr().out
+    assert "None" not in text and "unknown" not in text and "2 from t = 0 to 1" in text
+
+
+def test_minimising_movements_are_told_by_their_slack(case, capsys):
+    movement = ["--set", "solver={kind='minimizing-movement',t_end=0.1,tau=0.05}", "--set", "heads={initial='identity'}"]
+    assert main(["run", str(case), "--quiet", *movement, "--set", "output.fields=['density']"]) == 0
+    line = capsys.readouterr().out.splitlines()[0]
+    assert "least slack" in line and "residual" not in line
+    assert main(["info", "small.nc"]) == 0
+    assert "of first order in tau" in capsys.readouterr().out
+
+
+def test_views_may_begin_with_a_minus_sign(case, capsys):
+    assert main(["run", str(case), "--quiet"]) == 0
+    assert main(["plot", "small.nc", "--what", "density", "--view", "-40,30", "-o", "a.png"]) == 0
+    assert main(["plot", "small.nc", "--what", "density", "--view=-40,30", "-o", "b.png"]) == 0
+    assert (case.parent / "a.png").read_bytes() == (case.parent / "b.png").read_bytes()
+
+
+def compressed_chunks(content):
+    """Where the zlib streams of a file begin and end."""
+    for start in (found.start() for found in re.finditer(b"\x78\x01", content)):
+        stream = zlib.decompressobj()
+        with contextlib.suppress(zlib.error):
+            if len(stream.decompress(content[start:])) > 1000 and stream.eof:
+                yield start, len(content) - len(stream.unused_data)
+
+
+@pytest.mark.parametrize("command", [["plot"], ["report", "-o", "page.html"], ["animate"], ["compare", "small.nc"]])
+def test_damage_that_only_reading_meets_is_an_output_error(case, capsys, command):
+    fields = ["--set", "output.fields=['density']"]
+    assert main(["run", str(case), "--quiet", *fields]) == 0
+    capsys.readouterr()
+    content = bytearray((case.parent / "small.nc").read_bytes())
+    chunks = list(compressed_chunks(bytes(content)))
+    assert len(chunks) == 3  # the records of the density
+    for start, end in chunks:
+        content[start + 50 : end - 50] = bytes(end - start - 100)
+    (case.parent / "broken.nc").write_bytes(content)
+    name, *rest = command
+    assert main([name, "broken.nc", *rest]) == 4
+    assert re.search(r"broken.nc.*: is damaged: NetCDF: HDF error", capsys.readouterr().err)
+    assert sorted(path.name for path in case.parent.iterdir()) == ["broken.nc", "small.nc", "small.toml"]

@@ -5,12 +5,13 @@ Results go to standard output, progress and errors to standard error.
 
 import argparse
 import os
+import re
 import sys
 from importlib import import_module
 
 from sphereflow import __version__
 from sphereflow.cli.wording import tell
-from sphereflow.errors import RunInterrupted, SphereflowError
+from sphereflow.errors import OutputError, RunInterrupted, SphereflowError
 
 INTERRUPTED = 130
 # The modules with the commands, in the order in which `sphereflow --help` shows them.
@@ -23,9 +24,13 @@ def main(arguments=None) -> int:
     0 ok, 1 runs that do not agree (compare --require), 2 bad case or usage, 3 numerical failure, 4 output,
     130 interrupted.
     """
-    options = _parser().parse_args(arguments)
+    _occupy_standard_streams()
+    options = None
     try:
-        return options.command(options) or 0
+        options = _parser().parse_args(_with_negative_views(sys.argv[1:] if arguments is None else arguments))
+        code = options.command(options) or 0
+        sys.stdout.flush()
+        return code
     except SphereflowError as error:
         tell(error)
         return error.exit_code
@@ -33,8 +38,49 @@ def main(arguments=None) -> int:
         tell(error if isinstance(error, RunInterrupted) else "interrupted")
         return INTERRUPTED
     except BrokenPipeError:  # the reader of our output has closed it, as `head` does
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _drop_output()
         return 0
+    except OSError as error:
+        if error.filename is not None:  # not a write to standard output
+            raise
+        _drop_output()
+        tell(f"standard output: {error.strerror or error}")
+        return OutputError.exit_code
+    except RuntimeError as error:
+        if not str(error).startswith("NetCDF:"):
+            raise
+        # Variables are read when they are needed; an opened file may turn out to be damaged as late as then.
+        files = [getattr(options, name) for name in ("run", "file", "a", "b", "particles") if getattr(options, name, None)]
+        tell(f"{' or '.join(files)}: is damaged: {error}")
+        return OutputError.exit_code
+
+
+def _occupy_standard_streams() -> None:
+    """Let closed standard streams lead nowhere: else the next file that is opened would take their place."""
+    for descriptor in range(3):
+        try:
+            os.fstat(descriptor)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # takes the lowest number that is free
+    for name in ("stdout", "stderr"):
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(os.devnull, "w"))
+
+
+def _drop_output() -> None:
+    """Let what is left in the buffer of standard output go nowhere, so that it does not fail once more at exit."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
+def _with_negative_views(arguments: list[str]) -> list[str]:
+    """`--view -40,30` as `--view=-40,30`: argparse takes what begins with a dash for an option unless it is one number."""
+    out = []
+    for argument in arguments:
+        if out and out[-1] == "--view" and re.match(r"-[\d.]", argument):
+            out[-1] += f"={argument}"
+        else:
+            out.append(argument)
+    return out
 
 
 def _parser():

@@ -123,6 +123,8 @@ def _compare(options):
 
 
 def _print_comparison(result):
+    from sphereflow.compare.verdict import SIGMAS
+
     for label, side, method in (("A", result.a, result.methods["a"]), ("B", result.b, result.methods["b"])):
         noise = "" if method == "none" else f", sampling noise from {method}"
         print(f"{label}  {side.name} ({side.what}{noise})")
@@ -130,11 +132,13 @@ def _print_comparison(result):
         print(f"   {text}")
     times = ", ".join(f"{t:g}" for t in result.times)
     print(f"compared at t = {times}; each row at the time that is hardest to explain")
-    print(f"\n{'':22}{'t':>7}{'A':>12}{'B':>12}{'difference':>12}{'expected':>11}{'noise':>10}{'sigma':>7}")
+    print("expected, noise: mean and standard deviation of what random tokens alone make of the difference")
+    print(f"sigma: how many of these standard deviations the difference needs beyond the tolerance; {SIGMAS:g} are accepted")
+    print(f"\n{'':22}{'t':>7}{'A':>14}{'B':>14}{'difference':>12}{'expected':>11}{'noise':>10}{'sigma':>7}")
     for q in result.quantities:
         k = q.worst
         scalar = q.a is not None and q.a.ndim == 1
-        values = "".join(f"{v[k]:12.6g}" for v in (q.a, q.b)) if scalar else f"{'':24}"
+        values = "".join(f"{v[k]:14.6g}" for v in (q.a, q.b)) if scalar else f"{'':28}"
         mark = "" if q.agrees else "  <-- does not agree"
         print(
             f"{q.name:22}{q.times[k]:7.4g}{values}{q.difference[k]:12.3g}{_or_dash(q.expected[k], 11)}"

@@ -44,7 +44,7 @@ def add_commands(commands):
 
 def _add_looks(command):
     command.add_argument("--projection", default="orthographic", metavar="NAME", help=_PROJECTION)
-    command.add_argument("--view", type=_numbers, metavar="LON,LAT", help="centre in degrees, such as --view=-40,30")
+    command.add_argument("--view", type=_numbers, metavar="LON,LAT", help="centre in degrees, such as --view -40,30")
     command.add_argument("--particles", metavar="B", help="lay the tokens of a run, or data of others, over the density")
     command.add_argument("--scale", default="auto", metavar="NAME", help="of the colours: auto (default), linear or log")
 

@@ -1,11 +1,13 @@
 """Wording that several commands share."""
 
+import contextlib
 import sys
 
 
 def tell(text):
     """Say something beside the results: on standard error, with the name of the program."""
-    print(f"sphereflow: {text}", file=sys.stderr)
+    with contextlib.suppress(OSError):  # a full disk or a closed pipe: there is nobody to tell
+        print(f"sphereflow: {text}", file=sys.stderr, flush=True)
 
 
 def share(value):

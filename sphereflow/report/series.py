@@ -1,7 +1,7 @@
 """The curves of a page: which variables are drawn together, and what is derived from them.
 
-Values are rounded to seven digits. On a logarithmic axis values that are not positive are gaps, and curves without any others are
-left out.
+Values are rounded to seven digits. On a logarithmic axis values that are not positive are gaps, and curves without any other
+value are left out.
 """
 
 from collections.abc import Callable

@@ -237,7 +237,7 @@ def _on_sphere(path, t, position, weight, normalize, ends):
     for k in np.flatnonzero(~empty):
         source = f"{path}: t = {t[k]:g}" if t.size > 1 else str(path)
         out[k], total = check_tokens(
-            position[k], weight, source, normalize, position.shape[2], remedy="use --normalize (normalize = true)"
+            position[k], weight, source, normalize, position.shape[2], remedy="use --normalize (in Python normalize=True)"
         )
     return out, total
 
