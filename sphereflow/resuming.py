@@ -85,6 +85,8 @@ def resume(
         if source.attrs["sphereflow_state"] == "running":
             raise OutputError(f"{path}: another run is writing this file")
         if source.attrs["sphereflow_state"] == "complete" and extend is None:
+            if elsewhere:
+                raise OutputError(f"{path}: is complete: nothing is left for {output}; to go on beyond its end use --extend")
             notify(f"{path}: is complete; to go on beyond its end use --extend")
             return open_run(path)
         case, weights, found = _taken_up(source, path, extend, notify)

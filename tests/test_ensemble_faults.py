@@ -168,6 +168,20 @@ def test_interrupted_parent(case, whole):
     check(folder, whole, before)
 
 
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+@pytest.mark.parametrize("everyone", [False, True])
+def test_a_signal_while_workers_start_is_an_interrupt(case, number, everyone):
+    """Of the parent alone, and of all processes, as a terminal or a batch system sends it."""
+    with ensemble(case, "--workers", "2") as started:
+        family = psutil.Process(started.pid)
+        wait_until(lambda: len(family.children(recursive=True)) > 1, started)  # the tracker of resources is the first one
+        for one in (*(family.children(recursive=True) if everyone else ()), started):
+            one.send_signal(number)
+        code, out, err = ended(started)
+    assert code == 130 and err.startswith(f"sphereflow: interrupted ({number.name})") and not out
+    assert not (case.parent / "out").exists()
+
+
 def free_port():
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))

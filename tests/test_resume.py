@@ -249,6 +249,9 @@ def test_complete_run_is_left_alone(tmp_path, whole):
     before = path.read_bytes()
     resume(path, notify=told.append).close()
     assert path.read_bytes() == before and "is complete" in told[0]
+    with pytest.raises(OutputError, match="is complete: nothing is left for .*other.nc; to go on beyond its end use --extend"):
+        resume(path, tmp_path / "other.nc")
+    assert sorted(os.listdir(tmp_path)) == ["run.nc"]
 
 
 # Other programs

@@ -1,9 +1,12 @@
 """Workers: processes on this machine, or those of a dask scheduler that is running."""
 
 import logging
+import signal
 from contextlib import ExitStack, contextmanager
+from multiprocessing import resource_tracker
 
 from sphereflow import __version__
+from sphereflow.ensemble.local_worker import BLOCKED
 from sphereflow.ensemble.member import probe
 from sphereflow.errors import CaseError, ClusterError
 
@@ -70,7 +73,8 @@ def connected(workers: int, scheduler: str | None):
             return
         with ExitStack() as stack:
             try:
-                cluster = LocalCluster(n_workers=workers, scheduler_kwargs={"allowed_failures": 1}, **_LOCAL)
+                with _signals_blocked():
+                    cluster = LocalCluster(n_workers=workers, scheduler_kwargs={"allowed_failures": 1}, **_LOCAL)
                 stack.enter_context(cluster)
                 client = stack.enter_context(Client(cluster, set_as_default=False))
             except Exception as error:  # dask raises whatever a worker has met
@@ -79,6 +83,20 @@ def connected(workers: int, scheduler: str | None):
                     '`if __name__ == "__main__":`, because its workers import it'
                 ) from error
             yield client
+
+
+@contextmanager
+def _signals_blocked():
+    """Let SIGINT and SIGTERM wait: processes that start here inherit that and take signals only once they are set up.
+
+    Otherwise Ctrl-C, which a terminal sends to all processes, would end workers half-way through their imports.
+    """
+    resource_tracker.ensure_running()  # would unblock them again if it had to be started in between
+    before = signal.pthread_sigmask(signal.SIG_BLOCK, BLOCKED)
+    try:
+        yield
+    finally:
+        signal.pthread_sigmask(signal.SIG_SETMASK, before)
 
 
 @contextmanager

@@ -127,13 +127,22 @@ def run_ensemble(
     for text in check_inputs(plan, local=scheduler is None):
         notify(text)
     wanted = min(workers or len(os.sched_getaffinity(0)), len(plan.runs))
-    with Interrupts() as interrupts, connected(wanted, scheduler) as client:
-        _create(folder)
-        with Session(folder) as session:
-            manifest = look_at_folder(folder, planned) or planned
-            interrupts.defer()
-            crew = _Crew(plan, manifest, session, client, scheduler, interrupts, on_progress, notify)
-            crew.work()
+    with Interrupts() as interrupts:
+        interrupts.defer()  # workers that are still starting cannot be ended in good order
+        try:
+            with connected(wanted, scheduler) as client:
+                if interrupts.received is not None:
+                    raise RunInterrupted(f"interrupted ({interrupts.received}) before the first run; nothing was written")
+                _create(folder)
+                with Session(folder) as session:
+                    manifest = look_at_folder(folder, planned) or planned
+                    crew = _Crew(plan, manifest, session, client, scheduler, interrupts, on_progress, notify)
+                    crew.work()
+        except ClusterError:
+            if interrupts.received is None:
+                raise
+            # a signal to all processes has ended the workers as well
+            raise RunInterrupted(f"interrupted ({interrupts.received}); the same command goes on") from None
     return EnsembleResult(manifest.path, manifest.runs)
 
 
