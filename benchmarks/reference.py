@@ -131,9 +131,9 @@ def _regrouped(mover, q, limited):
 
 def _trigonometric(mover, rings, mean, m, limited):
     n = mean.shape[1]
-    kernel = mover._polar_spread[np.minimum(rings, mover.grid.nlat - 1 - rings)][:, :m, :n]
+    kernel = mover._polar_spread[np.minimum(rings, mover.grid.nlat - 1 - rings)][:, :n, :m]
     shifted = mean[:, (np.arange(n)[:, None] + np.arange(n)) % n]
-    out = np.einsum("rjd,rgd->rgj", kernel, shifted)
+    out = np.einsum("rdj,rgd->rgj", kernel, shifted)
     if not limited:
         return out
     lowest, full = out.min(axis=-1), mean > 0

@@ -5,7 +5,7 @@ The method of lines, unsplit; the unknowns are cell means with respect to area.
 *Values at faces.* Each cell carries a parabola in longitude and one in colatitude between fourth-order edge values. In
 colatitude these are conservative with the area weight |sin theta|, along great circles that run through the poles. Edges are
 limited only to keep the parabola non-negative; where an edge comes out negative the cell changes over to the monotone limiter
-(`_limited_edges`). The upwind edge value is taken.
+(`sphereflow.fluxes`). The upwind edge value is taken.
 
 *Fluxes.* A flux is the mean of q v over the face, <q><v> + <q'v'>: velocities are given at the midpoints and averaged along the
 face, zonal face values are means over theta rather than over area, and the covariance comes from central differences. Without
@@ -27,11 +27,11 @@ import numba
 import numpy as np
 
 from sphereflow.cells import area_weighted_moments, extended_faces
+from sphereflow.fluxes import fluxes, zonal_edges
 from sphereflow.grid import GaussGrid
 
 RING_THRESHOLD = 0.5
 TRIGONOMETRIC_GROUPS = 16
-ROWS = 16  # rings that one task works on, with row buffers of its own
 RECONSTRUCTIONS = ("ppm", "upwind", "two-point")
 
 
@@ -66,15 +66,15 @@ class Transport:
 
     @cached_property
     def _polar_spread(self) -> np.ndarray:
-        """Trigonometric interpolation of group means in the innermost rings, shape (rings, m, TRIGONOMETRIC_GROUPS).
+        """Trigonometric interpolation of group means in the innermost rings, shape (rings, TRIGONOMETRIC_GROUPS, m).
 
-        Entry [i, j, d] is the weight of the group d groups further east in the mean over the j-th cell of a group of ring i.
+        Entry [i, d, j] is the weight of the group d groups further east in the mean over the j-th cell of a group of ring i.
         A smooth field has zonal wave k near a pole in proportion to theta^k, so that few groups carry it to high accuracy.
         """
         nlon = self.grid.nlon
         rings = np.flatnonzero(nlon // self.group_size[: self.grid.nlat // 2] <= TRIGONOMETRIC_GROUPS)
         size = self.group_size[rings].max(initial=1)
-        out = np.zeros((rings.size, size, TRIGONOMETRIC_GROUPS))
+        out = np.zeros((rings.size, TRIGONOMETRIC_GROUPS, size))
         for i in rings:
             m = self.group_size[i]
             n = nlon // m
@@ -82,8 +82,8 @@ class Transport:
             factor = np.where((wave == 0) | (2 * wave == n), 1.0, 2.0) / n
             factor *= np.sinc(wave / nlon) / np.sinc(wave * m / nlon)
             centre = (np.arange(m) + 0.5) / m - 0.5  # in units of a group, from its middle
-            angle = 2 * np.pi / n * (centre[:, None] - np.arange(n)[None, :])
-            out[i, :m, :n] = np.cos(angle[..., None] * wave) @ factor
+            angle = 2 * np.pi / n * (centre[None, :] - np.arange(n)[:, None])
+            out[i, :n, :m] = np.cos(angle[..., None] * wave) @ factor
         return out
 
     @cached_property
@@ -180,7 +180,7 @@ class Transport:
         flux_east, flux_south, keep = self._workspace
         out = np.empty(self.grid.shape)
         zonal, meridional = self._conductance
-        _fluxes(
+        fluxes(
             density, east, south, self._edge_weight, *self._line_weights, *self._lengths, zonal, meridional,
             self.group_size, self.reconstruction == "ppm", self.diffusion > 0, flux_east, flux_south,
         )  # fmt: skip
@@ -208,209 +208,6 @@ class Transport:
         """Rebuild the merged cells of the polar rings from their group means, in place; the mass of each is kept."""
         _regroup(density, self.group_size, self._polar_spread, self.reconstruction == "ppm", True)
         return density
-
-
-@numba.njit(cache=True, error_model="numpy", inline="always")
-def _limited_edges(q, left, right):
-    """Edge values of the parabola of a cell with mean q >= 0, limited where the data ask for it.
-
-    Edges that are positive as they come are only moved towards the mean so far that the parabola is not negative inside. An
-    edge that comes out negative tells of a jump nearby; cut at zero it would hold back the mass of a cell whose velocity points
-    through it. In proportion to -edge/q the cell then changes over to the monotone limiter, which flattens local maxima.
-    """
-    lowest_edge = min(left, right)
-    left, right = max(left, 0.0), max(right, 0.0)
-    slope = right - left
-    curve = 6.0 * q - 3.0 * (left + right)
-    if curve < 0.0 and abs(slope) < -curve:  # the parabola's minimum lies inside the cell
-        lowest = left + (slope + curve) * (slope + curve) / (4.0 * curve)
-        if lowest < 0.0:
-            shrink = q / (q - lowest)
-            left, right = q + shrink * (left - q), q + shrink * (right - q)
-    if lowest_edge < 0.0:
-        share = min(1.0, -lowest_edge / q) if q > 0.0 else 1.0
-        mono_left, mono_right = left, right
-        slope = right - left
-        curve = 6.0 * q - 3.0 * (left + right)
-        if (right - q) * (q - left) <= 0.0:
-            mono_left, mono_right = q, q
-        elif slope * curve > slope * slope:
-            mono_left = 3.0 * q - 2.0 * right
-        elif slope * curve < -slope * slope:
-            mono_right = 3.0 * q - 2.0 * left
-        left, right = left + share * (mono_left - left), right + share * (mono_right - right)
-    return left, right
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _limit_row(q, left, right, n):
-    """Limit the edge values of the parabolas of a row of cells, in place (`_limited_edges`).
-
-    A parabola whose edges are positive and add up to less than three times the mean is positive: rows of such cells, most of
-    them as a rule, are left after that test.
-    """
-    doubtful = 0
-    for j in range(n):
-        doubtful += (min(left[j], right[j]) < 0.0) | (left[j] + right[j] > 3.0 * q[j])
-    if doubtful:
-        for j in range(n):
-            left[j], right[j] = _limited_edges(q[j], left[j], right[j])
-
-
-@numba.njit(cache=True, error_model="numpy", parallel=True)
-def _fluxes(
-    q, u, v, weight, line_from_means, line_from_nodes, spread, east_length, south_length,
-    zonal, meridional, group, ppm, diffusive, fx, fy,
-):  # fmt: skip
-    """Fluxes (mass per time) through the east faces, fx, and the faces between rings, fy; positive to east and south."""
-    nlat, nlon = q.shape
-    fy[0, :] = 0.0
-    fy[nlat, :] = 0.0
-    for task in numba.prange((nlat + ROWS - 1) // ROWS):
-        first, end = task * ROWS, min((task + 1) * ROWS, nlat)
-        rows = np.empty((12, nlon + 3))
-        edge, following, north, south, before = rows[7], rows[8], rows[9], rows[10], rows[11]
-        start = max(first - 1, 0)  # the southern edges of the ring before are needed as well
-        if ppm:
-            _meridional_edges(q, start, weight[start + 1], rows, edge)
-        for i in range(start, end):
-            if ppm:
-                _meridional_edges(q, i + 1, weight[i + 2], rows, following)
-                for j in range(nlon):
-                    north[j], south[j] = edge[j], following[j]
-                _limit_row(q[i], north, south, nlon)
-            if i >= first:
-                if ppm:
-                    _zonal_fluxes(
-                        i, q, u, line_from_means[i], line_from_nodes[i], spread[i], east_length[i], rows, fx[i]
-                    )
-                    if i > 0:
-                        _ring_fluxes(before, north, v[i], south_length[i], rows, fy[i])
-                else:
-                    _upwind_fluxes(i, q, u, v, east_length[i], south_length[i], fx, fy)
-                if diffusive:
-                    _zonal_diffusion(q[i], zonal[i], group[i], fx[i])
-                    for j in range(nlon if i > 0 else 0):
-                        fy[i, j] -= meridional[i] * (q[i, j] - q[i - 1, j])
-            edge, following = following, edge
-            south, before = before, south
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _row_beyond(q, i, out):
-    """Row i of a field continued through the poles: on the other side the meridians half a turn away."""
-    nlat, nlon = q.shape
-    half = nlon // 2
-    if i < 0:
-        for j in range(half):
-            out[j], out[half + j] = q[-1 - i, half + j], q[-1 - i, j]
-    elif i >= nlat:
-        for j in range(half):
-            out[j], out[half + j] = q[2 * nlat - 1 - i, half + j], q[2 * nlat - 1 - i, j]
-    else:
-        return q[i]
-    return out
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _meridional_edges(q, k, w, store, out):
-    """Fourth-order edge values between rings k-1 and k, from the rings k-2 to k+1."""
-    nlon = q.shape[1]
-    a, b = _row_beyond(q, k - 2, store[0]), _row_beyond(q, k - 1, store[1])
-    c, d = _row_beyond(q, k, store[2]), _row_beyond(q, k + 1, store[3])
-    w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
-    for j in range(nlon):
-        out[j] = w0 * a[j] + w1 * b[j] + w2 * c[j] + w3 * d[j]
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _upwind_fluxes(i, q, u, v, east_length, south_length, fx, fy):
-    """First-order fluxes through the east faces of ring i and the faces to its north."""
-    nlon = q.shape[1]
-    for j in range(nlon):
-        fx[i, j] = east_length * u[i, j] * (q[i, j] if u[i, j] > 0.0 else q[i, j + 1 if j + 1 < nlon else 0])
-        if i > 0:
-            fy[i, j] = south_length * (q[i - 1, j] if v[i, j] > 0.0 else q[i, j]) * v[i, j]
-
-
-@numba.njit(cache=True, error_model="numpy", inline="always")
-def _bounded(difference, value):
-    """A difference over two cells, at most 4 times the value between: corrections must vanish where there is no mass.
-
-    Otherwise the outflow limiter would have to stop them, at a strength that depends on the time step.
-    """
-    return min(max(difference, -4.0 * value), 4.0 * value)
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _ring_fluxes(above, below, v, length, rows, flux):
-    """Fluxes between two rings from the upwind edge values, means over longitude, and velocities at midpoints."""
-    n = len(v)
-    q, w = rows[0], rows[1]  # with the neighbours of the ends
-    for j in range(n):
-        w[j + 1] = v[j]
-        a, b = above[j], below[j]
-        q[j + 1] = a if v[j] > 0.0 else b
-    w[0], w[n + 1], q[0], q[n + 1] = w[n], w[1], q[n], q[1]
-    for j in range(n):
-        mean = w[j + 1] + (w[j] - 2.0 * w[j + 1] + w[j + 2]) * (1.0 / 24.0)
-        flux[j] = length * (q[j + 1] * mean + _bounded(q[j + 2] - q[j], q[j + 1]) * (w[j + 2] - w[j]) * (1.0 / 48.0))
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _zonal_fluxes(i, q, u, line_from_means, line_from_nodes, spread, length, rows, flux):
-    """Fluxes through the east faces of ring i: means along the face in theta, and the covariance of q and u along it."""
-    nlat, n = q.shape
-    here, above, below = q[i], _row_beyond(q, i - 1, rows[0]), _row_beyond(q, i + 1, rows[1])
-    a, b, c = line_from_means[0], line_from_means[1], line_from_means[2]
-    d, e, f = line_from_nodes[0], line_from_nodes[1], line_from_nodes[2]
-    across, row, west, east = rows[3], rows[4], rows[5], rows[6]
-    for j in range(n):
-        across[j] = below[j] - above[j]
-        row[j + 2] = min(max(a * above[j] + b * here[j] + c * below[j], 0.0), 2.0 * here[j])
-    across[n] = across[0]
-    _zonal_edges(row, west, east, n, True)
-    up, down = _row_beyond(u, i - 1, rows[0]), _row_beyond(u, i + 1, rows[1])
-    up_sign = -1.0 if i == 0 else 1.0  # eastward beyond the pole is westward here
-    down_sign = -1.0 if i == nlat - 1 else 1.0
-    mid = u[i]
-    for j in range(n):
-        over, under = up_sign * up[j], down_sign * down[j]
-        mean = d * over + e * mid[j] + f * under
-        ours, theirs = east[j], west[j + 1]
-        value = ours if mid[j] > 0.0 else theirs
-        slope = 0.5 * (across[j] + across[j + 1])
-        flux[j] = length * (value * mean + spread * _bounded(slope, value) * (under - over))
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _zonal_edges(row, west, east, n, limited):
-    """West and east edge values of the parabolas of a periodic row of n cells.
-
-    `row` has the cells from 2 on and room for one more; its ends are filled here. `west` gets the first cell once more at n.
-    """
-    row[0], row[1], row[n + 2] = row[n], row[n + 1], row[2]
-    for j in range(n):
-        west[j] = (7.0 * (row[j + 1] + row[j + 2]) - (row[j] + row[j + 3])) * (1.0 / 12.0)
-    west[n] = west[0]
-    for j in range(n):
-        east[j] = west[j + 1]
-    if limited:
-        _limit_row(row[2:], west, east, n)
-        west[n] = west[0]
-
-
-@numba.njit(cache=True, error_model="numpy")
-def _zonal_diffusion(q, conductance, m, flux):
-    """Diffusive flux between merged cells, from the difference of their means."""
-    n = len(q)
-    for start in range(0, n, m):
-        here, there = 0.0, 0.0
-        following = start + m if start + m < n else 0
-        for j in range(m):
-            here += q[start + j]
-            there += q[following + j]
-        flux[start + m - 1] -= conductance * (there - here) / m
 
 
 @numba.njit(cache=True, error_model="numpy", parallel=True)
@@ -505,7 +302,7 @@ def _regroup(q, group, spread, ppm, limited):
             if not ppm:
                 for g in range(n):
                     q[i, g * m : (g + 1) * m] = mean[g]
-            elif n <= spread.shape[2]:
+            elif n <= spread.shape[1]:
                 ring = np.int64(i)  # distance from the nearer pole, in signed arithmetic
                 _spread_trigonometric(mean, spread[min(ring, nlat - 1 - ring)], limited, q[i])
             else:
@@ -517,17 +314,19 @@ def _spread_trigonometric(mean, kernel, limited, row):
     n = len(mean)
     m = len(row) // n
     for g in range(n):
+        cells = row[g * m : (g + 1) * m]
+        cells[:] = 0.0
+        for d in range(n):
+            there = mean[g + d if g + d < n else g + d - n]
+            for j in range(m):
+                cells[j] += kernel[d, j] * there
         lowest = np.inf
         for j in range(m):
-            value = 0.0
-            for d in range(n):
-                value += kernel[j, d] * mean[g + d if g + d < n else g + d - n]
-            row[g * m + j] = value
-            lowest = min(lowest, value)
+            lowest = min(lowest, cells[j])
         if limited and lowest < 0.0:
             shrink = mean[g] / (mean[g] - lowest) if mean[g] > 0.0 else 0.0
             for j in range(m):
-                row[g * m + j] = mean[g] + shrink * (row[g * m + j] - mean[g])
+                cells[j] = mean[g] + shrink * (cells[j] - mean[g])
 
 
 @numba.njit(cache=True, error_model="numpy")
@@ -536,7 +335,7 @@ def _spread_parabolic(mean, limited, row):
     m = len(row) // n
     padded, west, east = np.empty(n + 3), np.empty(n + 1), np.empty(n)
     padded[2 : n + 2] = mean
-    _zonal_edges(padded, west, east, n, limited)
+    zonal_edges(padded, west, east, n, limited)
     for g in range(n):
         slope = east[g] - west[g]
         curve = 6.0 * mean[g] - 3.0 * (west[g] + east[g])
