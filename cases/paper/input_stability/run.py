@@ -5,7 +5,7 @@
 For every case of this folder (or those named): the tokens of the case; the same rotated by 0.01, 0.1 and 0.5 about the axis
 (1, 2, 3); the same with tangential Gaussian noise of standard deviation 0.01 and 0.1; and two independent draws of 75, 150, 300
 and 600 tokens. Each is run, then postprocess/stability.py draws CASE_perturbed.png and CASE_resampled.png and their tables.
-table.csv has a row for every pair. A quarter of an hour on one core.
+table.csv has a row for every pair. Minutes on one core: docs/experiments/input-stability.md.
 """
 
 import argparse
