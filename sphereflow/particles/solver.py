@@ -23,6 +23,8 @@ from sphereflow.particles.fields import TokenFields, TokenOperator
 from sphereflow.stepping import arrival, steps_to
 from sphereflow.variational import Inference
 
+OFF_SPHERE = 1e-6
+
 
 class Tableau(NamedTuple):
     """An explicit Runge-Kutta scheme each of whose stages uses the one before only."""
@@ -173,7 +175,9 @@ class ParticleSolver:
         return float(self.weights.sum())
 
     def _evaluate(self, positions, t, piece) -> TokenFields:
-        return self.operator(positions, self.weights, Heads.on_path(self.path, t, piece))
+        fields = self.operator(positions, self.weights, Heads.on_path(self.path, t, piece))
+        self._require_tokens("velocity", fields.velocity, np.isfinite(fields.velocity).all(axis=1))
+        return fields
 
     def advance(self, target: float) -> None:
         """Take one step, not beyond `target` nor beyond the next kink of the weight path.
@@ -181,11 +185,12 @@ class ParticleSolver:
         Raises
         ------
         NumericalError
-            If a token's position becomes non-finite.
+            If a token's velocity becomes non-finite, or its position no point of the sphere.
         """
         with np.errstate(over="ignore", invalid="ignore"):  # energies of huge matrices are infinite, velocities are not
             self._step(self.path.smooth_until(self.t, target))
-        self._check()
+            length = np.linalg.norm(self.positions, axis=1)  # 0 or NaN where a step was too long for its square
+        self._require_tokens("position", self.positions, np.abs(length - 1) < OFF_SPHERE)
 
     def _step(self, target: float) -> None:
         piece, dt = self.path.piece_at(self.t), steps_to(self.t, target, self.max_dt)
@@ -220,14 +225,14 @@ class ParticleSolver:
         drift = path.drift_at(self.t, path.piece_at(self.t))
         return np.array([self.fields.power_along(drift), self.fields.ito_power(path.noise_var)])
 
-    def _check(self) -> None:
-        """Stop the run at a position that is not finite."""
-        if np.isfinite(self.positions).all():
+    def _require_tokens(self, what: str, vectors: np.ndarray, good: np.ndarray) -> None:
+        """Stop the run at a token whose position or velocity is none; `good` (n,) tells which are."""
+        if good.all():
             return
-        token = int(np.argmin(np.isfinite(self.positions).all(axis=1)))
+        token = int(np.argmin(good))
         raise NumericalError(
-            f"the position of token {token} became {self.positions[token]} at step {self.step}, t = {self.t:.6g}; "
-            "try a smaller solver.dt"
+            f"the {what} of token {token} became {vectors[token]} at step {self.step}, t = {self.t:.6g}; "
+            "try a smaller solver.dt, or smaller matrices or drifts"
         )
 
     def state(self) -> dict:
