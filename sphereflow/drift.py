@@ -21,6 +21,7 @@ import numpy as np
 from scipy.special import erf, softmax, xlogy
 
 from sphereflow.errors import CaseError
+from sphereflow.limits import require_computable
 
 
 def relu(x: np.ndarray) -> np.ndarray:
@@ -68,9 +69,11 @@ class Experts:
         shapes = {"kappa": (count,), "gate": (count, d), "bias": (count,)}
         for name, shape in shapes.items():
             object.__setattr__(self, name, _array(getattr(self, name), f"the experts' {name}", shape, mean, "mean"))
+        largest = np.abs(mean).max(axis=1, keepdims=True)
+        if not largest.all():
+            raise CaseError(f"the mean of expert {int(np.argmin(largest))} is 0; it must have a direction")
+        mean = mean / largest  # whose squares do not underflow
         length = np.linalg.norm(mean, axis=1, keepdims=True)
-        if not length.all():
-            raise CaseError(f"the mean of expert {int(np.argmin(length))} is 0; it must have a direction")
         if (self.kappa < 0).any():
             worst = int(np.argmin(self.kappa))
             raise CaseError(f"kappa of expert {worst} is {self.kappa[worst]:g}; must be >= 0")
@@ -252,5 +255,6 @@ def _array(entries, name, shape, other=None, other_name=""):
     if not np.isfinite(array).all():
         worst = tuple(int(i) for i in np.argwhere(~np.isfinite(array))[0])
         raise CaseError(f"{name} has the non-finite entry {array[worst]} at index {worst}")
+    require_computable(name, array, "give smaller numbers")
     array.flags.writeable = False
     return array

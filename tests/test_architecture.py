@@ -12,9 +12,9 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "sphereflow"
 ROOMS = (
-    "errors grid passes cells faces harmonics kernel sampling mobility heads drift transformer attention variational stability "
-    "energy initial fluxes transport movement prediction stepping particles diagnostics case storage simulation "
-    "movement_solver layers compare sessions runs resuming ensemble plotting report cli"
+    "errors limits grid passes cells faces harmonics kernel sampling mobility heads drift transformer attention "
+    "variational stability energy initial fluxes transport movement prediction stepping particles diagnostics case "
+    "storage simulation movement_solver layers compare sessions runs resuming ensemble plotting report cli"
 ).split()
 PHYSICS = ROOMS[: ROOMS.index("stepping")]
 # Who may use a library: the only rooms that import it.

@@ -166,7 +166,63 @@ def test_a_run_whose_energy_overflows_ends_with_a_warning(case, capsys):
     heads = ["--set", "heads={initial='identity',scale=2000.0}"]
     assert main(["run", str(case), "--quiet", *tokens, *heads]) == 0
     printed = capsys.readouterr()
-    assert "E unknown -> unknown" in printed.out and "complete (warning: energy residual" in printed.err
+    assert "E unknown -> unknown" in printed.out and "complete (warning: energy residual unknown" in printed.err
+    assert main(["run", str(case), "--quiet", "--strict", "--force", *tokens, *heads]) == 3
+
+
+def test_densities_whose_energy_overflows_end_with_the_same_warning(case, capsys):
+    heads = ["--set", "heads={initial='identity',scale=800.0}"]
+    short = ["--set", "grid.nlat=8", "--set", "initial.kappa=3.0", "--set", "solver.t_end=1e-3", "--set", "output.every=1e-3"]
+    assert main(["run", str(case), "--quiet", *short, *heads]) == 0
+    printed = capsys.readouterr()
+    assert "E unknown -> unknown" in printed.out and "complete (warning: energy residual unknown" in printed.err
+    assert main(["run", str(case), "--quiet", "--strict", "--force", *short, *heads]) == 3
+
+
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["model.velocity='unnormalized'", "heads={initial='identity',scale=1e5}"], "the velocity of token 0 became"),
+        (["model.experts=[{mean=[1,0,0],kappa=1e100}]", "model.residual_scale=1e100"], "the position of token 0 became"),
+    ],
+)
+def test_tokens_without_a_velocity_or_position_exit_with_3(case, capsys, settings, words):
+    """Steps so long that their square overflows would put tokens into the origin."""
+    settings = ["solver={kind='particles',count=5,t_end=0.2,dt=0.1}", "output.fields=['position']", *settings]
+    assert main(["run", str(case), "--quiet", *(part for s in settings for part in ("--set", s))]) == 3
+    error = capsys.readouterr().err
+    assert words in error and "step" in error and "t = 0" in error
+
+
+PARTICLES = "solver={kind='particles',count=5,t_end=0.2,dt=0.1}"
+FINITE_VOLUME = "solver={kind='finite-volume',t_end=0.2}"
+
+
+@pytest.mark.parametrize("solver", [PARTICLES, FINITE_VOLUME, MOVEMENT])
+@pytest.mark.parametrize(
+    ("settings", "words"),
+    [
+        (["heads.scale=1e300"], "heads.scale: 1e+300 is not allowed; must be between 1e-100 and 1e+100 in size"),
+        (["heads={scale=1e99,matrices=[[[1e9,0,0],[0,1,0],[0,0,1]]]}"], "heads: logit matrices: an entry is 1e+108 in size"),
+        (["heads.scale=1e-320"], "heads.scale: 1e-320 is not allowed"),
+        (["heads={file='arrays.npz'}"], "heads: logit matrices: an entry is 1e+300 in size; must be at most 1e+100"),
+        (["heads={schedule='ornstein-uhlenbeck',rate=1e9,mean=[[1e99,0,0],[0,1,0],[0,0,1]],noise_var=0}"],
+         "heads: rates of the logit matrices: an entry is 1e+108 in size"),
+        (["output.every=1e-320"], "output.every: 1e-320 is not allowed; must be between 1e-100"),
+        (["solver.t_end=1e308"], "solver.t_end: 1e+308 is not allowed; must be between 1e-100"),
+        (["output.checkpoint_every=1e-320"], "output.checkpoint_every: 1e-320 is not allowed"),
+    ],
+)  # fmt: skip
+def test_numbers_too_large_to_compute_with_exit_with_2_and_write_nothing(case, capsys, solver, settings, words):
+    np.savez("arrays.npz", logits=np.full((1, 3, 3), 1e300))
+    there = sorted(case.parent.iterdir())
+    fields = "output.fields=[]"
+    overrides = [part for setting in (solver, fields, *settings) for part in ("--set", setting)]
+    for command in ("validate", "run"):
+        assert main([command, str(case), *overrides]) == 2
+        printed = capsys.readouterr()
+        assert words in printed.err and "Traceback" not in printed.err and not printed.out
+    assert sorted(case.parent.iterdir()) == there
 
 
 def test_unreadable_case_files(tmp_path, capsys):

@@ -24,6 +24,8 @@ from pydantic import (
 )
 from pydantic_core import PydanticCustomError
 
+from sphereflow.limits import LARGEST_NUMBER
+
 WEIGHT_SUM_TOLERANCE = 1e-12
 MOST_HEADS = 100_000  # a slip of the keyboard must not fill the memory with weights
 MOST_DIMENSIONS = 1024
@@ -76,11 +78,21 @@ def list_of(items, empty=False):
     return BeforeValidator(check)
 
 
+def _of_usual_size(value):
+    """Refuse numbers so large, or so close to 0, that what is computed from them leaves the range of floating point."""
+    if value and not 1 / LARGEST_NUMBER <= abs(value) <= LARGEST_NUMBER:
+        raise not_allowed(f"between {1 / LARGEST_NUMBER:g} and {LARGEST_NUMBER:g} in size, or 0 where that is allowed")
+    return value
+
+
 # ---------------------------------------------------------------------------------------------------------- scalars
-Real = Annotated[float, must_be("a finite number")]
-Positive = Annotated[float, Field(gt=0), must_be("a finite number", "> 0")]
-NonNegative = Annotated[float, Field(ge=0), must_be("a finite number", ">= 0")]
-Courant = Annotated[float, Field(gt=0, le=1), must_be("a number", "> 0 and <= 1")]
+_UsualSize = AfterValidator(_of_usual_size)
+AnyReal = Annotated[float, must_be("a finite number")]
+AnyPositive = Annotated[float, Field(gt=0), must_be("a finite number", "> 0")]
+Real = Annotated[AnyReal, _UsualSize]
+Positive = Annotated[AnyPositive, _UsualSize]
+NonNegative = Annotated[float, Field(ge=0), must_be("a finite number", ">= 0"), _UsualSize]
+Courant = Annotated[float, Field(gt=0, le=1), must_be("a number", "> 0 and <= 1"), _UsualSize]
 KernelTolerance = Annotated[float, Field(ge=1e-14, le=1e-2), must_be("a number", ">= 1e-14 and <= 1e-2")]
 Integer = Annotated[int, must_be("an integer")]
 HeadCount = Annotated[int, Field(ge=1, le=MOST_HEADS), must_be("an integer", f">= 1 and <= {MOST_HEADS}")]
@@ -153,7 +165,7 @@ Row = tuple[Real, ...]
 Vector = Annotated[tuple[Real, ...], list_of("numbers")]
 DimensionVector = Annotated[tuple[Real, ...], BeforeValidator(_vector)]
 Rows = Annotated[tuple[Vector, ...], BeforeValidator(_rows)]
-Direction = Annotated[tuple[Real, ...], BeforeValidator(_vector), AfterValidator(_not_zero)]
+Direction = Annotated[tuple[AnyReal, ...], BeforeValidator(_vector), AfterValidator(_not_zero)]
 Directions = Annotated[tuple[Direction, ...], BeforeValidator(_vector_list)]
 Matrix = Annotated[tuple[Row, ...], BeforeValidator(_matrix_shape)]
 Matrices = Annotated[tuple[Matrix, ...], BeforeValidator(_matrix_list_shape)]
@@ -177,7 +189,7 @@ def _distinct(names):
     return names
 
 
-Weights = Annotated[tuple[Positive, ...], list_of("numbers > 0 that sum to 1"), AfterValidator(_sum_to_one)]
+Weights = Annotated[tuple[AnyPositive, ...], list_of("numbers > 0 that sum to 1"), AfterValidator(_sum_to_one)]
 
 
 # ------------------------------------------------------------------------------------------------------ input files

@@ -42,6 +42,7 @@ import numpy as np
 
 from sphereflow.errors import CaseError
 from sphereflow.heads.path import ROUND_OFF, WeightPath, linear
+from sphereflow.limits import require_computable
 
 STREAM_INITIAL = 1
 STREAM_NOISE = 2
@@ -95,6 +96,19 @@ def sample_weight_path(spec, t_end: float, dimension: int = 3, read_arrays: Call
     """
     if not t_end > 0:
         raise CaseError(f"solver.t_end: {t_end} is not allowed; must be positive")
+    with np.errstate(over="ignore", invalid="ignore", divide="ignore"):  # what overflows is refused below
+        pieces = _pieces(spec, t_end, dimension, read_arrays)
+    for key, array in pieces.items():
+        if key in _MATRICES:
+            require_computable(f"heads: {_MATRICES[key]}", array, "give smaller matrices, or another heads.scale or step")
+    return WeightPath(head_weight=_head_weights(spec, pieces["logits"].shape[1]), **pieces)
+
+
+_MATRICES = {"logits": "logit matrices", "values": "value matrices", "rate": "rates of the logit matrices"}
+
+
+def _pieces(spec, t_end, dimension, read_arrays):
+    """What the path of a schedule is made of, besides the weights of the heads."""
     if spec.schedule == "table":
         pieces = _table(spec, t_end, dimension, read_arrays)
     else:
@@ -111,7 +125,7 @@ def sample_weight_path(spec, t_end: float, dimension: int = 3, read_arrays: Call
         values = _score_matrices(spec, pieces["concentration"], dimension)
     if values is not None:
         pieces["values"] = np.broadcast_to(values, nodes)
-    return WeightPath(head_weight=_head_weights(spec, nodes[1]), **pieces)
+    return pieces
 
 
 def initial_logits(spec, dimension: int = 3, read_arrays: Callable | None = None) -> np.ndarray:
@@ -261,7 +275,7 @@ def _time_grid(spec, t_end, initial):
     size = (intervals + 1) * initial.nbytes
     if size > _LARGEST_PATH:
         raise CaseError(
-            f"heads.step: {spec.step} needs {intervals:.3g} steps to t_end = {t_end}, {size / 2**30:.1f} GiB of "
+            f"heads.step: {spec.step} needs {intervals:.3g} steps to t_end = {t_end}, {size / 2**30:.3g} GiB of "
             f"weights; the largest path is {_LARGEST_PATH / 2**30:.0f} GiB"
         )
     time = spec.step * np.arange(int(intervals) + 2)
