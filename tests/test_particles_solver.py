@@ -186,10 +186,10 @@ def test_huge_matrices_keep_tokens_finite(scheme):
     np.testing.assert_allclose(np.linalg.norm(tokens.positions, axis=1), 1.0, atol=1e-15)
 
 
-def test_a_position_that_is_not_finite_stops_the_run():
+def test_a_velocity_that_is_not_finite_stops_the_run():
     tokens = solver(frozen([np.eye(3)]), np.eye(3))
     tokens.positions[1] = np.nan
-    with np.errstate(all="ignore"), pytest.raises(NumericalError, match="token 0 .* step 1"):
+    with np.errstate(all="ignore"), pytest.raises(NumericalError, match="token 0 .* step 0"):
         tokens.advance(1.0)
 
 

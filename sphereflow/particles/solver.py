@@ -23,7 +23,7 @@ from sphereflow.particles.fields import TokenFields, TokenOperator
 from sphereflow.stepping import arrival, steps_to
 from sphereflow.variational import Inference
 
-OFF_SPHERE = 1e-6
+OFF_SPHERE = 1e-6  # of the length of a position; rounding is far below
 
 
 class Tableau(NamedTuple):
