@@ -18,12 +18,17 @@ Relation to the flow dx/dt = P_x (a + u), x on the sphere (P_x the projection on
 """
 
 from dataclasses import dataclass
+from numbers import Real
 
 import numpy as np
 from scipy.special import softmax
 
 from sphereflow.drift import Drift
-from sphereflow.errors import CaseError
+from sphereflow.errors import CaseError, NumericalError
+from sphereflow.limits import LARGEST_NUMBER, require_computable
+
+WEIGHT_SUM_TOLERANCE = 1e-9
+OFF_SPHERE = 1e-6
 
 
 @dataclass(frozen=True, eq=False)
@@ -39,9 +44,9 @@ class TransformerBlock:
     output : ndarray, shape (H, d, m), optional
         O_h; None stands for the identity.
     head_weight : ndarray, shape (H,), optional
-        w_h > 0 of sum 1; 1/H by default.
+        w_h > 0 of sum 1 within 1e-9; 1/H by default.
     step : float
-        h.
+        h > 0.
     drift : Drift, optional
         The feed-forward part.
     tangent : bool
@@ -55,7 +60,10 @@ class TransformerBlock:
     Raises
     ------
     CaseError
-        If shapes do not match (both are named) or an entry is not finite.
+        If shapes do not match (both are named), an entry is not finite or too large to compute with, there is no head, or
+        the heads' weights or the step are not as above. The methods raise it for tokens, likewise.
+    NumericalError
+        By the methods, if a token cannot be normalised: its update is too large, or cancels it.
     """
 
     query: np.ndarray
@@ -72,9 +80,9 @@ class TransformerBlock:
     def __post_init__(self):
         for name in ("query", "key", "value", "output", "head_weight"):
             if (array := getattr(self, name)) is not None:
-                object.__setattr__(self, name, np.asarray(array, dtype=float))
-        if self.query.ndim != 3:
-            raise CaseError(f"query has shape {self.query.shape}; expected (H, k, d)")
+                object.__setattr__(self, name, _array(name, array))
+        if self.query.ndim != 3 or not self.query.size:
+            raise CaseError(f"query has shape {self.query.shape}; expected (H, k, d), none of them 0")
         count, size, d = self.query.shape
         if self.head_weight is None:
             object.__setattr__(self, "head_weight", np.full(count, 1 / count))
@@ -85,16 +93,16 @@ class TransformerBlock:
             if array is not None and array.shape != shape:
                 given = self.query.shape
                 raise CaseError(f"{name} has shape {array.shape}; expected {shape} to go with query of shape {given}")
-        for name in ("query", *expected):
-            if (array := getattr(self, name)) is not None and not np.isfinite(array).all():
-                raise CaseError(f"{name} has non-finite entries")
+        _require_weights(self.head_weight)
+        if not isinstance(self.step, Real) or not 0 < self.step <= LARGEST_NUMBER:
+            raise CaseError(f"step: {self.step!r} is not allowed; must be a number > 0 and <= {LARGEST_NUMBER:g}")
         if self.drift is not None:
             self.drift.require_dimension(d)
 
     @classmethod
     def from_matrices(cls, logits: np.ndarray, values: np.ndarray, **more) -> "TransformerBlock":
         """The block of logit matrices A_h and value matrices V_h, (H, d, d): Q = I, K = A."""
-        logits = np.asarray(logits, dtype=float)
+        logits = _array("logits", logits)
         if logits.ndim != 3 or logits.shape[1] != logits.shape[2]:
             raise CaseError(f"logits have shape {logits.shape}; expected (H, d, d)")
         return cls(np.broadcast_to(np.eye(logits.shape[1]), logits.shape), logits, values, **more)
@@ -106,12 +114,13 @@ class TransformerBlock:
         ----------
         tokens : ndarray, shape (n, d)
         token_weight : ndarray, shape (n,), optional
-            p_j; the same for all tokens by default.
+            p_j >= 0, not all 0; the same for all tokens by default. With `causal`, p_0 > 0: the first token sees itself only.
         """
         x = self._tokens(tokens)
         q, k = np.einsum("hkd,nd->hnk", self.query, x), np.einsum("hkd,nd->hnk", self.key, x)
         logits = q @ k.transpose(0, 2, 1)
         if token_weight is not None:
+            token_weight = self._token_weights(token_weight, len(x))
             with np.errstate(divide="ignore"):
                 logits = logits + np.log(token_weight)
         if self.causal:
@@ -141,22 +150,76 @@ class TransformerBlock:
         if self.drift is not None:
             update = update + self.drift.ambient(x)
         velocity = self.step * _tangent(x, update)
-        angle = np.linalg.norm(velocity, axis=1, keepdims=True)
+        angle = _lengths(velocity)
+        if not np.isfinite(angle).all():
+            token = int(np.argmin(np.isfinite(angle)))
+            raise NumericalError(f"token {token} cannot be moved: its velocity has the length {angle[token, 0]:g}; {_REMEDY}")
         return np.cos(angle) * x + np.sinc(angle / np.pi) * velocity
 
     def _residual(self, x, update):
         return _normalised(x + self.step * (_tangent(x, update) if self.tangent else update))
 
     def _tokens(self, tokens):
-        x = np.asarray(tokens, dtype=float)
-        if x.ndim != 2 or x.shape[1] != self.query.shape[2]:
-            raise CaseError(f"tokens have shape {x.shape}; expected (n, {self.query.shape[2]}) for query of {self.query.shape}")
+        x = _array("tokens", tokens)
+        if x.ndim != 2 or x.shape[1] != self.query.shape[2] or not len(x):
+            given, d = self.query.shape, self.query.shape[2]
+            raise CaseError(f"tokens have shape {x.shape}; expected (n, {d}) with n >= 1 for query of {given}")
+        length = np.linalg.norm(x, axis=1)
+        worst = int(np.argmax(np.abs(length - 1)))
+        if abs(length[worst] - 1) > OFF_SPHERE:
+            raise CaseError(f"token {worst} has the length {length[worst]:.9g}; tokens must be unit vectors")
         return x
+
+    def _token_weights(self, token_weight, count):
+        p = _array("token_weight", token_weight)
+        if p.shape != (count,):
+            given = (count, self.query.shape[2])
+            raise CaseError(f"token_weight has shape {p.shape}; expected ({count},) to go with tokens of shape {given}")
+        if (p < 0).any() or not p.any() or (self.causal and p[0] == 0):
+            first = ", the first one > 0 as it sees itself only" if self.causal else ""
+            raise CaseError(f"token_weight: must be >= 0 and not all 0{first}; the least is {p.min():g}")
+        return p
+
+
+def _array(name, entries):
+    """An array of numbers that can be computed with."""
+    try:
+        array = np.asarray(entries, dtype=float)
+    except (TypeError, ValueError):
+        raise CaseError(f"{name} is no array of numbers") from None
+    if not np.isfinite(array).all():
+        raise CaseError(f"{name} has non-finite entries")
+    require_computable(name, array, "give smaller numbers")
+    return array
+
+
+def _require_weights(weight):
+    if not (weight > 0).all():
+        head = int(np.argmin(weight))
+        raise CaseError(f"head_weight[{head}] is {weight[head]:g}; must be > 0")
+    if abs(weight.sum() - 1) > WEIGHT_SUM_TOLERANCE:
+        raise CaseError(f"head_weight sums to {weight.sum():.12g}; must sum to 1 within {WEIGHT_SUM_TOLERANCE:g}")
 
 
 def _tangent(x, vectors):
     return vectors - np.sum(vectors * x, axis=1, keepdims=True) * x
 
 
+_REMEDY = "use a smaller step or smaller matrices"
+
+
+def _lengths(vectors):
+    """Lengths (n, 1); infinite where a square overflows."""
+    with np.errstate(over="ignore", invalid="ignore"):
+        return np.linalg.norm(vectors, axis=1, keepdims=True)
+
+
 def _normalised(vectors):
-    return vectors / np.linalg.norm(vectors, axis=1, keepdims=True)
+    length = _lengths(vectors)
+    good = (length > 0) & np.isfinite(length)
+    if not good.all():
+        token = int(np.argmin(good))
+        raise NumericalError(
+            f"token {token} cannot be normalised: with its update its length is {length[token, 0]:g}; {_REMEDY}"
+        )
+    return vectors / length

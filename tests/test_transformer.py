@@ -10,10 +10,12 @@ from scipy.spatial.distance import cdist
 
 from sphereflow import TransformerBlock
 from sphereflow.drift import Drift, Experts, Perceptron
-from sphereflow.errors import CaseError
+from sphereflow.errors import CaseError, NumericalError
 from sphereflow.heads import WeightPath
 from sphereflow.layers import LayeredTokens
 from sphereflow.particles import ParticleSolver, TokenOperator
+
+NAN = float("nan")
 
 
 def random_drift(rng, d, activation="gelu"):
@@ -160,6 +162,68 @@ def test_shapes_that_do_not_match_are_both_named(arguments, message):
         TransformerBlock(**(good | arguments))
     with pytest.raises(CaseError, match=r"tokens have shape \(5, 3\); expected \(n, 4\)"):
         TransformerBlock(**good)(np.ones((5, 3)))
+
+
+GOOD = {"query": np.ones((2, 3, 4)), "key": np.ones((2, 3, 4)), "value": np.ones((2, 4, 4))}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ({"head_weight": [1.5, -0.5]}, r"head_weight\[1\] is -0.5; must be > 0"),
+        ({"head_weight": [1.0, 0.0]}, r"head_weight\[1\] is 0; must be > 0"),
+        ({"head_weight": [0.5, 0.6]}, "head_weight sums to 1.1; must sum to 1 within 1e-09"),
+        ({"head_weight": ["a", "b"]}, "head_weight is no array of numbers"),
+        ({"head_weight": [NAN, 1.0]}, "head_weight has non-finite entries"),
+        ({"key": np.full((2, 3, 4), np.inf)}, "key has non-finite entries"),
+        ({"value": np.full((2, 4, 4), 1e300)}, r"value: an entry is 1e\+300 in size; must be at most 1e\+100"),
+        ({"query": np.ones((0, 3, 4))}, r"query has shape \(0, 3, 4\); expected \(H, k, d\), none of them 0"),
+        ({"query": [[1.0], [1.0, 2.0]]}, "query is no array of numbers"),
+        *(({"step": step}, "step: .* not allowed; must be a number > 0") for step in (0, -1.0, NAN, np.inf, 1e300, "1", None)),
+    ],
+)
+def test_bad_blocks_are_refused(arguments, message):
+    with pytest.raises(CaseError, match=message):
+        TransformerBlock(**(GOOD | arguments))
+
+
+@pytest.mark.parametrize(
+    ("tokens", "weight", "message"),
+    [
+        (np.ones((0, 4)), None, r"tokens have shape \(0, 4\); expected \(n, 4\) with n >= 1 for query of \(2, 3, 4\)"),
+        (np.eye(4)[0], None, r"tokens have shape \(4,\); expected \(n, 4\)"),
+        (np.zeros((2, 4)), None, "token 0 has the length 0; tokens must be unit vectors"),
+        (np.eye(4) * [1, 1, 3, 1], None, "token 2 has the length 3; tokens must be unit vectors"),
+        (np.full((2, 4), NAN), None, "tokens has non-finite entries"),
+        (np.eye(4), np.ones(3), r"token_weight has shape \(3,\); expected \(4,\) to go with tokens of shape \(4, 4\)"),
+        (np.eye(4), [1, -1, 1, 1], "token_weight: must be >= 0 and not all 0; the least is -1"),
+        (np.eye(4), np.zeros(4), "token_weight: must be >= 0 and not all 0; the least is 0"),
+        (np.eye(4), [NAN, 1, 1, 1], "token_weight has non-finite entries"),
+    ],
+)
+def test_bad_tokens_are_refused(tokens, weight, message):
+    block = TransformerBlock(**GOOD)
+    for method in (block.attention, block.forward, block.exponential_step):
+        with pytest.raises(CaseError, match=message):
+            method(tokens, weight)
+
+
+def test_the_first_of_causal_tokens_needs_weight():
+    block = TransformerBlock(**GOOD, causal=True)
+    with pytest.raises(CaseError, match="the first one > 0 as it sees itself only"):
+        block(np.eye(4), [0, 1, 1, 1])
+
+
+def test_tokens_that_cannot_be_normalised_are_an_error():
+    d, x = 3, np.eye(3)[:1]
+    cancelled = TransformerBlock.from_matrices(np.zeros((1, d, d)), -np.eye(d)[None], tangent=False)
+    with pytest.raises(NumericalError, match="token 0 cannot be normalised: with its update its length is 0"):
+        cancelled(x)
+    huge = TransformerBlock.from_matrices(np.zeros((1, d, d)), np.full((1, d, d), 1e90), step=1e90)
+    with pytest.raises(NumericalError, match="token 0 cannot be normalised: with its update its length is inf"):
+        huge(x)
+    with pytest.raises(NumericalError, match="token 0 cannot be moved: its velocity has the length inf"):
+        huge.exponential_step(x)
 
 
 def test_example_of_the_documentation_works():
