@@ -30,6 +30,7 @@ from sphereflow.grid import GaussGrid
 from sphereflow.heads import WeightPath, sample_weight_path
 from sphereflow.initial import initial_density
 from sphereflow.layers import LayeredDensity, LayeredMovement, LayeredTokens
+from sphereflow.limits import require_memory
 from sphereflow.movement import StepSettings, resolved_degree
 from sphereflow.movement_solver import MovementSolver
 from sphereflow.particles import ParticleSolver, TokenOperator, initial_tokens, quadrature_tokens
@@ -52,8 +53,9 @@ def build_weight_path(case: Case) -> WeightPath:
     Raises
     ------
     CaseError
-        If a file it names cannot be used, or the weights do not fit the velocity model.
+        If this machine cannot hold the run, a file it names cannot be used, or the weights do not fit the velocity model.
     """
+    require_memory(case)  # here, as this is the first large thing that is made of a case
     path = sample_weight_path(case.heads, case.solver.t_end, case.model.dimension, read_arrays)
     if path.values is not None and case.model.velocity != "attention":
         raise CaseError(

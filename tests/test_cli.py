@@ -225,6 +225,32 @@ def test_numbers_too_large_to_compute_with_exit_with_2_and_write_nothing(case, c
     assert sorted(case.parent.iterdir()) == there
 
 
+LARGE = [
+    (FINITE_VOLUME, "grid.nlat=10000000", "grid.nlat: 10000000 is too large for this machine: the run needs at least 4.8"),
+    (MOVEMENT, "grid.nlat=10000000", "grid.nlat: 10000000 is too large"),
+    (MOVEMENT, "solver.inner_steps=1000000000", "solver.inner_steps: 1000000000 is too large"),
+    (PARTICLES, "solver.count=1000000000000", "solver.count: 1000000000000 is too large"),
+    (PARTICLES, "solver.count=1" + 400 * "0", "solver.count: 1.00e+400 is too large"),
+    ("solver={kind='particles',quadrature=true,t_end=0.2}", "grid.nlat=10000000", "grid.nlat: 10000000 is too large"),
+    (PARTICLES, "output.every=1e-9", "1e-09 is not allowed, it makes 2e+08 records; must be >= 2e-08 = solver.t_end/1e+07"),
+    (PARTICLES, "solver.dt=1e-99", "1e-99 is not allowed, it makes 2e+98 steps; must be >= 2e-13 = solver.t_end/1e+12"),
+    (MOVEMENT, "solver.tau=1e-99", "solver.tau: 1e-99 is not allowed"),
+    (FINITE_VOLUME, "solver.dt=1e-99", "solver.dt: 1e-99 is not allowed"),
+]
+
+
+@pytest.mark.parametrize(("solver", "setting", "words"), LARGE, ids=lambda value: value[:40])
+@pytest.mark.parametrize("command", [["validate"], ["run", "--quiet"]])
+def test_runs_too_large_for_any_machine_exit_with_2_at_once(case, capsys, command, solver, setting, words):
+    settings = [solver, "output.fields=[]", "heads={initial='identity'}", setting]
+    assert main([*command, str(case), *(part for s in settings for part in ("--set", s))]) == 2
+    error = capsys.readouterr().err
+    assert words in error and "Traceback" not in error
+    if "too large" in words:
+        assert "GB of memory, and there are " in error
+    assert sorted(p.name for p in case.parent.iterdir()) == ["small.toml"]
+
+
 def test_unreadable_case_files(tmp_path, capsys):
     assert main(["run", str(tmp_path / "absent.toml")]) == 2
     assert "absent.toml" in capsys.readouterr().err

@@ -11,6 +11,8 @@ from sphereflow.case.wording import keys_of, show
 from sphereflow.drift import Drift, Perceptron
 from sphereflow.errors import CaseError
 
+MOST_RECORDS = 10**7  # a slip of the keyboard must not fill the disk
+MOST_STEPS = 10**12
 SYMMETRY_TOLERANCE = 1e-12
 SYMMETRIC_SCHEDULES = ("ornstein-uhlenbeck", "oscillating")
 NOT_OF_TOKENS = ("density", "potential", "effective_mobility", "first_variation", "velocity")  # fields of densities alone
@@ -72,6 +74,7 @@ def broken_rules(given):
         _harmonic_exists,
         _one_step_control,
         _records_within_run,
+        _steps_advance,
         _dimension_for_solver,
         _dimension_for_initial,
         _tokens_from_one_source,
@@ -247,6 +250,23 @@ def _records_within_run(given):
     every, t_end = given("output", "every"), given("solver", "t_end")
     if every is not None and t_end is not None and every > t_end:
         yield ("output", "every"), f"{show(every)} is not allowed; must be <= solver.t_end = {show(t_end)}"
+    elif every is not None and t_end is not None and every < t_end / MOST_RECORDS:
+        yield ("output", "every"), (
+            f"{show(every)} is not allowed, it makes {t_end / every:.3g} records; must be >= {show(t_end / MOST_RECORDS)} = "
+            f"solver.t_end/{MOST_RECORDS:g}"
+        )
+
+
+def _steps_advance(given):
+    """Steps that are lost in the rounding of the time would never reach the end."""
+    t_end = given("solver", "t_end")
+    for key in ("dt", "tau"):
+        step = given("solver", key)
+        if step is not None and t_end is not None and step < t_end / MOST_STEPS:
+            yield ("solver", key), (
+                f"{show(step)} is not allowed, it makes {t_end / step:.3g} steps; must be >= {show(t_end / MOST_STEPS)} = "
+                f"solver.t_end/{MOST_STEPS:g}"
+            )
 
 
 def _dimension_for_solver(given):

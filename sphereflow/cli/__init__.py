@@ -21,8 +21,8 @@ GROUPS = ("running", "ensembles", "inspecting", "pictures", "reports")
 def main(arguments=None) -> int:
     """Run a command; returns its exit code.
 
-    0 ok, 1 runs that do not agree (compare --require), 2 bad case or usage, 3 numerical failure, 4 output,
-    130 interrupted.
+    0 ok, 1 runs that do not agree (compare --require), 2 bad case or usage, 3 numerical failure, 4 output
+    or memory, 130 interrupted.
     """
     _occupy_standard_streams()
     options = None
@@ -34,6 +34,9 @@ def main(arguments=None) -> int:
     except SphereflowError as error:
         tell(error)
         return error.exit_code
+    except MemoryError as error:
+        tell(f"there is not enough memory: {error or 'the system gives no more'}")
+        return OutputError.exit_code
     except KeyboardInterrupt as error:
         tell(error if isinstance(error, RunInterrupted) else "interrupted")
         return INTERRUPTED
