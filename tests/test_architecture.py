@@ -12,7 +12,7 @@ import pytest
 
 PACKAGE = Path(__file__).parents[1] / "sphereflow"
 ROOMS = (
-    "errors limits grid passes cells faces harmonics kernel sampling mobility heads drift transformer attention "
+    "errors names limits grid passes cells faces harmonics kernel sampling mobility heads drift transformer attention "
     "variational stability energy initial fluxes transport movement prediction stepping particles diagnostics case "
     "storage simulation movement_solver layers compare sessions runs resuming ensemble plotting report cli"
 ).split()

@@ -25,6 +25,7 @@ from pydantic import (
 from pydantic_core import PydanticCustomError
 
 from sphereflow.limits import LARGEST_NUMBER
+from sphereflow.names import fault_of
 
 WEIGHT_SUM_TOLERANCE = 1e-12
 MOST_HEADS = 100_000  # a slip of the keyboard must not fill the memory with weights
@@ -85,6 +86,18 @@ def _of_usual_size(value):
     return value
 
 
+def _possible_text(text):
+    if fault := fault_of(text):  # netCDF ends texts at a NUL
+        raise stated(f"{fault}; must be text")
+    return text
+
+
+def _possible_name(name):
+    if fault := fault_of(name):
+        raise stated(f"{fault}; must be a name that a file can have")
+    return name
+
+
 # ---------------------------------------------------------------------------------------------------------- scalars
 _UsualSize = AfterValidator(_of_usual_size)
 AnyReal = Annotated[float, must_be("a finite number")]
@@ -102,8 +115,8 @@ GridSize = Annotated[int, Field(ge=8, multiple_of=2), must_be("an integer", ">= 
 Dimension = Annotated[int, Field(ge=2, le=MOST_DIMENSIONS), must_be("an integer", f">= 2 and <= {MOST_DIMENSIONS}")]
 Count = Annotated[int, Field(ge=1), must_be("an integer", ">= 1")]
 SchemaVersion = Annotated[int, Field(ge=1, le=1), must_be("the integer", "1")]
-Text = Annotated[str, must_be("a string in quotes")]
-FileName = Annotated[str, Field(min_length=1), must_be("a file name in quotes")]
+Text = Annotated[str, must_be("a string in quotes"), AfterValidator(_possible_text)]
+FileName = Annotated[str, Field(min_length=1), must_be("a file name in quotes"), AfterValidator(_possible_name)]
 Flag = Annotated[bool, must_be("true or false")]
 
 

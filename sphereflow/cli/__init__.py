@@ -11,7 +11,8 @@ from importlib import import_module
 
 from sphereflow import __version__
 from sphereflow.cli.wording import tell
-from sphereflow.errors import OutputError, RunInterrupted, SphereflowError
+from sphereflow.errors import CaseError, OutputError, RunInterrupted, SphereflowError
+from sphereflow.names import fault_of
 
 INTERRUPTED = 130
 # The modules with the commands, in the order in which `sphereflow --help` shows them.
@@ -28,6 +29,7 @@ def main(arguments=None) -> int:
     options = None
     try:
         options = _parser().parse_args(_with_negative_views(sys.argv[1:] if arguments is None else arguments))
+        _require_text(vars(options))
         code = options.command(options) or 0
         sys.stdout.flush()
         return code
@@ -84,6 +86,14 @@ def _with_negative_views(arguments: list[str]) -> list[str]:
         else:
             out.append(argument)
     return out
+
+
+def _require_text(options):
+    """Refuse arguments that no file name and no case can hold."""
+    for value in options.values():
+        for word in value if isinstance(value, list) else [value]:
+            if isinstance(word, str) and (fault := fault_of(word)):
+                raise CaseError(f"argument {word!r}: {fault}; must be text that can be in a file name or in a case")
 
 
 def _parser():

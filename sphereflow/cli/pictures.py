@@ -7,6 +7,7 @@ from pathlib import Path
 
 from sphereflow.cli.wording import tell
 from sphereflow.errors import CaseError
+from sphereflow.names import beside
 
 _PROJECTION = "orthographic (two hemispheres, default), mollweide or equirectangular"
 
@@ -65,7 +66,7 @@ def _plot(options):
     from sphereflow.plotting.saving import FORMATS, check_output
     from sphereflow.storage import open_run
 
-    path = Path(options.output) if options.output is not None else Path(options.run).with_suffix(".png")
+    path = Path(options.output) if options.output is not None else beside(options.run, ".png")
     with open_run(options.run) as run, _tokens(options.particles) as particles:
         check_output(path, FORMATS, options.force)
         for sentence in choose_panels(run, options.what)[1]:
@@ -86,7 +87,7 @@ def _animate(options):
     from sphereflow.storage import open_run
 
     suffix = ".mp4" if has_ffmpeg() else ".gif"
-    path = Path(options.output) if options.output is not None else Path(options.run).with_suffix(suffix)
+    path = Path(options.output) if options.output is not None else beside(options.run, suffix)
     with (
         open_run(options.run) as run,
         _tokens(options.particles) as particles,

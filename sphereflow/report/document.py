@@ -18,6 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from matplotlib.colors import LogNorm
 
 from sphereflow.errors import CaseError
+from sphereflow.names import beside
 from sphereflow.plotting.records import record_times, state_note
 from sphereflow.plotting.saving import new_file
 from sphereflow.plotting.scales import UNIFORM, density_scale
@@ -75,7 +76,7 @@ def write_report(run, output=None, *, particles=None, force: bool = False) -> Re
         If the run is empty, `particles` holds no tokens of the sphere S^2 or none at these times, or there is no density to lay
         them over.
     """
-    output = Path(run).with_suffix(".html") if output is None else Path(output)
+    output = beside(run, ".html") if output is None else Path(output)
     if any(source is not None and _same(output, source) for source in (run, particles)):
         raise CaseError(f"{output}: is the run itself; name another file for the page")
     with new_file(output, force) as temporary, contextlib.ExitStack() as stack:

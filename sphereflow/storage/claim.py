@@ -16,6 +16,7 @@ import secrets
 from pathlib import Path
 
 from sphereflow.errors import OutputError
+from sphereflow.names import require_name
 
 
 def is_being_written(path: Path) -> bool:
@@ -44,9 +45,10 @@ def check_target(path: Path, force: bool) -> None:
     Raises
     ------
     OutputError
-        If the folder is missing, the name is taken (without `force`), or what has it is no regular file or is being
-        written (with `force`).
+        If no file can have the name, the folder is missing, the name is taken (without `force`), or what has it is no
+        regular file or is being written (with `force`).
     """
+    require_name(path)
     try:
         os.stat(path.parent / ".")
     except OSError as error:

@@ -26,6 +26,7 @@ import numpy as np
 
 from sphereflow.errors import CaseError, OutputError
 from sphereflow.heads import WeightPath
+from sphereflow.names import require_name
 from sphereflow.storage.checkpoint import checkpoint_files
 from sphereflow.storage.claim import is_being_written
 from sphereflow.storage.definitions import REQUIRED_ATTRIBUTES
@@ -332,6 +333,7 @@ def _open(path: Path, from_disk, from_image):
 
 def _busy(path: Path) -> bool:
     """`is_being_written` for a file that must be there."""
+    require_name(path)
     if os.path.isdir(path):
         raise OutputError(f"{path}: is a folder")
     try:
