@@ -18,6 +18,42 @@ DATA = Path(__file__).parent / "data" / "public_particles"
 TOKENS = np.array([[[1.0, 0, 0], [0, 1, 0]], [[0, 0, 1], [0.6, 0.8, 0]]])
 
 
+@pytest.mark.parametrize(
+    ("text", "words"),
+    [
+        ("", "holds no tokens"),
+        ("\n\n", "holds no tokens"),
+        ("x,y,z\n", "holds no tokens"),
+        ("x,y,z\n1,0\n", "line 2 has the wrong number of columns, 2; must be 3"),
+        ("x,y,z\n1,0,0,1\n", "line 2 has the wrong number of columns, 4; must be 3"),
+        ("x,y,z\n1,0,0\n\n0,1\n", "line 4 has the wrong number of columns, 2; must be 3"),
+        ("1,0,0\n0,1,0,1\n", "line 2 has the wrong number of columns, 4; must be 3"),
+        ("x,y,z\n1,0,zero\n", "line 2, column 3: 'zero' is no number"),
+        ("x,y,z\n1,0,0\n0,,1\n", "line 3, column 2: '' is no number"),
+        ("x,y,z\n1 0 0\n", "line 2, column 1: '1 0 0' is no number"),
+        ("\udcff1,0,0\n", "byte 0 is not UTF-8"),
+    ],
+)
+def test_csv_files_that_are_no_table_exit_with_2_and_say_where(tmp_path, capsys, text, words):
+    path = tmp_path / "tokens.csv"
+    path.write_bytes(text.encode("utf-8", "surrogateescape"))
+    assert main(["import", str(path), "-o", str(tmp_path / "tokens.nc")]) == 2
+    error = capsys.readouterr().err
+    assert f"{path}: " in error and words in error and "Traceback" not in error
+    case = tmp_path / "case.toml"
+    case.write_text("[initial]\nkind = 'tokens'\nfile = 'tokens.csv'\n[solver]\nkind = 'particles'\nt_end = 1\n")
+    assert main(["validate", str(case)]) == 2
+    assert words in capsys.readouterr().err
+    assert sorted(file.name for file in tmp_path.iterdir()) == ["case.toml", "tokens.csv"]
+
+
+def test_a_weight_that_is_no_number_is_named(tmp_path):
+    path = tmp_path / "tokens.csv"
+    path.write_text("x,y,z,weight\n1,0,0,1\n0,1,0,nan\n")
+    with pytest.raises(CaseError, match="the weight of row 1 is not finite"):
+        read_foreign(path)
+
+
 def write_pt(path, content, protocol=2):
     """A zip archive like torch.save's."""
     with zipfile.ZipFile(path, "w") as archive:

@@ -4,6 +4,7 @@ The rooms that use the arrays check what they mean (shapes, finite entries); her
 error that names the file and what is wrong with it.
 """
 
+import contextlib
 import warnings
 import zipfile
 import zlib
@@ -75,22 +76,59 @@ def read_tokens(path: str | Path) -> tuple[np.ndarray, np.ndarray | None]:
         arrays = read_arrays(path, ("positions",), ("weights",))
         return arrays["positions"], arrays.get("weights")
     require_file(path)
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            header = [name.strip().strip('"').lower() for name in file.readline().split(",")]
-        named = any(name.isalpha() and name not in ("nan", "inf", "infinity") for name in header)
-        if named and header not in (["x", "y", "z"], ["x", "y", "z", "weight"]):
-            raise CaseError(f"{path}: columns {', '.join(header)}; expected x, y, z and optionally weight")
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*input contained no data")
-            table = np.loadtxt(path, delimiter=",", skiprows=int(named), ndmin=2, encoding="utf-8-sig")
-    except (ValueError, OSError) as error:
-        raise CaseError(f"{path}: cannot be read as a table of numbers: {error}") from None
+    header, table = read_csv(path)
+    if header and header not in (["x", "y", "z"], ["x", "y", "z", "weight"]):
+        raise CaseError(f"{path}: columns {', '.join(header)}; expected x, y, z and optionally weight")
     if table.size == 0:
         return np.empty((0, 3)), None
     if table.shape[1] not in (3, 4):
         raise CaseError(f"{path}: {table.shape[1]} columns; expected x, y, z and optionally weight")
     return table[:, :3], table[:, 3] if table.shape[1] == 4 else None
+
+
+def read_csv(path: Path) -> tuple[list[str] | None, np.ndarray]:
+    """Column names of a .csv file in small letters, None if its first line is no header, and its numbers (rows, columns).
+
+    Raises
+    ------
+    CaseError
+        Which names the line and the column of what is no number, or of a row longer or shorter than the others.
+    """
+    try:
+        with open(path, encoding="utf-8-sig") as file:
+            header = [name.strip().strip('"').lower() for name in file.readline().split(",")]
+        named = any(name[:1].isalpha() and name not in ("nan", "inf", "infinity") for name in header)
+        with warnings.catch_warnings():
+            warnings.filterwarnings("ignore", message=".*input contained no data")
+            table = np.loadtxt(path, delimiter=",", skiprows=int(named), ndmin=2, encoding="utf-8-sig")
+        fault = "rows do not fit the header" if named and table.size and table.shape[1] != len(header) else None
+    except UnicodeDecodeError as error:
+        raise CaseError(f"{path}: byte {error.start} is not UTF-8; must be a table of numbers") from None
+    except (ValueError, OSError) as error:
+        fault = str(error)
+    if fault is not None:
+        fault = _first_fault(path, len(header) if named else None) or fault
+        raise CaseError(f"{path}: cannot be read as a table of numbers: {fault}")
+    return (header if named else None), table
+
+
+def _first_fault(path, width):
+    """Where a .csv file of `width` named columns (None: it has no header) goes wrong first, in words, or None."""
+    with contextlib.suppress(OSError), open(path, encoding="utf-8-sig") as file:
+        for number, line in enumerate(file, 1):
+            content = line.partition("#")[0].rstrip("\n")
+            if not content or (number == 1 and width is not None):
+                continue
+            cells = content.split(",")
+            for column, cell in enumerate(cells, 1):
+                try:
+                    float(cell)
+                except ValueError:
+                    return f"line {number}, column {column}: {cell.strip()!r} is no number"
+            width = len(cells) if width is None else width
+            if len(cells) != width:
+                return f"line {number} has the wrong number of columns, {len(cells)}; must be {width}"
+    return None
 
 
 def require_file(path: Path) -> None:

@@ -11,7 +11,6 @@ Data without the matrices of the heads have no energy of their own: what a file 
 import datetime
 import hashlib
 import json
-import warnings
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -21,7 +20,7 @@ import numpy as np
 from sphereflow.diagnostics import NOISE_SCALARS, PARTICLE_WEIGHT, POSITION, SCALARS, Variable, moment_variables
 from sphereflow.errors import CaseError
 from sphereflow.initial import check_tokens
-from sphereflow.storage.arrays import array_names, read_all_arrays, read_arrays, require_file
+from sphereflow.storage.arrays import array_names, read_all_arrays, read_arrays, read_csv, require_file
 from sphereflow.storage.arrays import read_tokens as arrays_read_tokens
 from sphereflow.storage.pickles import read_pickle
 from sphereflow.storage.writer import RunWriter
@@ -170,6 +169,8 @@ def _read_csv(path, normalize):
     weight = None
     if "weight" in column:
         weights = column["weight"][order].reshape(shape)
+        if not np.isfinite(weights).all():
+            raise CaseError(f"{path}: the weight of row {int(np.argmin(np.isfinite(column['weight'])))} is not finite")
         if not np.array_equal(weights, np.broadcast_to(weights[0], shape)):
             raise CaseError(f"{path}: weights change in time; each token must keep its own")
         weight = weights[0]
@@ -178,19 +179,13 @@ def _read_csv(path, normalize):
 
 def _csv_table(path):
     """Column names and numbers (rows, columns) of a .csv file."""
-    try:
-        with open(path, encoding="utf-8-sig") as file:
-            header = [name.strip().strip('"').lower() for name in file.readline().split(",")]
-        named = any(name[:1].isalpha() and name not in ("nan", "inf", "infinity") for name in header)
-        with warnings.catch_warnings():
-            warnings.filterwarnings("ignore", message=".*input contained no data")
-            table = np.loadtxt(path, delimiter=",", skiprows=int(named), ndmin=2, encoding="utf-8-sig")
-    except (ValueError, OSError) as error:
-        raise CaseError(f"{path}: cannot be read as a table of numbers: {error}") from None
-    names = header if named else list(CSV_NAMES[: table.shape[1]])
+    header, table = read_csv(path)
+    if table.size == 0 and header is None:
+        raise CaseError(f"{path}: holds no tokens")
+    names = header or list(CSV_NAMES[: table.shape[1]])
     proper = len(set(names)) == len(names) and set(names) <= set(CSV_NAMES) and {"x", "y"} <= set(names)
-    if not proper or (not named and not 3 <= table.shape[1] <= 5):
-        found = ", ".join(header) if named else f"{table.shape[1]} columns without names"
+    if not proper or (header is None and not 3 <= table.shape[1] <= 5):
+        found = ", ".join(header) if header else f"{table.shape[1]} columns without names"
         raise CaseError(f"{path}: {found}; expected the columns x, y, z and optionally weight and t")
     if table.size == 0:
         raise CaseError(f"{path}: holds no tokens")
