@@ -30,9 +30,10 @@ def test_tokens_are_reproducible_and_depend_on_the_seed():
     assert not np.allclose(initial_tokens(MIXTURE, 100, (3, 1))[0], first)
 
 
+@pytest.mark.parametrize("kappa", [4.0, 1e-7, 1e-9, 1e-100])
 @pytest.mark.parametrize("d", [2, 3, 5])
-def test_cosine_to_the_centre_of_one_cluster_has_its_law(d):
-    kappa, center = 4.0, np.arange(1.0, d + 1)
+def test_cosine_to_the_centre_of_one_cluster_has_its_law(d, kappa):
+    center = np.arange(1.0, d + 1)
     x, _ = initial_tokens(spec("vmf-mixture", centers=[center], kappa=kappa, weights=None), 4000, 1, d)
     u = np.linspace(-1, 1, 20001)[1:-1]
     law = np.exp(kappa * u) * (1 - u**2) ** ((d - 3) / 2)

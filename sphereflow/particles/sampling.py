@@ -21,6 +21,8 @@ from sphereflow.grid import GaussGrid
 from sphereflow.initial import check_tokens, initial_density, real_harmonic
 
 STREAM_TOKENS = 4
+# Below, the density is uniform to as many digits as scipy's draws have: it takes (log z)/kappa, z being 1 + O(kappa).
+UNIFORM_KAPPA = 1e-8
 
 
 def token_generator(seed) -> np.random.Generator:
@@ -148,8 +150,9 @@ def _mixture(centers, kappa, share, count, generator):
         here = kappa[component] == value
         number = int(here.sum())
         if number:
-            rvs = scipy.stats.vonmises_fisher(axis, value).rvs(number, random_state=generator)
-            draws[here] = np.reshape(rvs, (number, dimension))
+            uniform = value < UNIFORM_KAPPA
+            law = scipy.stats.uniform_direction(dimension) if uniform else scipy.stats.vonmises_fisher(axis, value)
+            draws[here] = np.reshape(law.rvs(number, random_state=generator), (number, dimension))
     mirror = axis - centers  # reflecting along it takes the axis to the centre
     norm = np.sum(mirror**2, axis=1)
     scale = np.divide(2.0, norm, out=np.zeros_like(norm), where=norm > 0)
