@@ -64,6 +64,8 @@ def memory_needs(case) -> dict[str, tuple[int, int]]:
         numbers["solver.count"] = (tokens, per_token * tokens)
     if inner := getattr(solver, "inner_steps", None):
         numbers["solver.inner_steps"] = (inner, PER_INNER_STEP * nodes * inner)
+    if degree := getattr(case.initial, "degree", None):
+        numbers["initial.degree"] = (degree, 2 * degree**2)  # the harmonic on a grid that has it
     if clusters := getattr(case.initial, "clusters", None):
         numbers["initial.clusters"] = (clusters, 2 * d * clusters)
     return {key: (value, 8 * number) for key, (value, number) in numbers.items()}

@@ -44,6 +44,7 @@ from sphereflow.storage.importers import read_tokens
 from sphereflow.transport import Transport
 
 REFERENCES = "arXiv:2605.18870, arXiv:2604.23740, arXiv:2501.03096"
+FINE_LATITUDES = 256
 DIRECTIONS = {"descend": -1, "ascend": 1}
 
 
@@ -104,9 +105,18 @@ def build_density(case: Case, grid: GaussGrid) -> np.ndarray:
 def build_tokens(case: Case) -> tuple[np.ndarray, np.ndarray]:
     """Positions (n, d) and weights (n,) of the initial tokens of a particle case."""
     solver, readers = case.solver, {"read_tokens": read_tokens, "read_density": read_density}
+    if case.initial.kind == "harmonic":
+        _require_density(case)
     if solver.quadrature:
         return quadrature_tokens(GaussGrid(case.grid.nlat), case.initial, **readers)
     return initial_tokens(case.initial, solver.count, solver.seed, case.model.dimension, **readers)
+
+
+def _require_density(case: Case) -> None:
+    """Refuse a harmonic that makes the density negative, from which tokens cannot be drawn."""
+    least = case.initial.degree + 2
+    nlat = max(min(case.grid.nlat, FINE_LATITUDES), least + least % 2)  # tokens do not need a grid, which may be of any size
+    initial_density(GaussGrid(nlat), case.initial)
 
 
 def build_initial_state(case: Case):

@@ -251,6 +251,15 @@ def test_runs_too_large_for_any_machine_exit_with_2_at_once(case, capsys, comman
     assert sorted(p.name for p in case.parent.iterdir()) == ["small.toml"]
 
 
+@pytest.mark.parametrize("amplitude", ["-9.0", "9.0", "1e19"])
+@pytest.mark.parametrize("solver", [PARTICLES, FINITE_VOLUME, "solver={kind='particles',quadrature=true,t_end=0.2}"])
+def test_no_solver_starts_from_a_negative_density(case, capsys, solver, amplitude):
+    settings = [solver, f"initial={{kind='harmonic',degree=2,amplitude={amplitude}}}", "output.fields=[]"]
+    assert main(["run", str(case), *(part for s in settings for part in ("--set", s))]) == 2
+    error = capsys.readouterr().err
+    assert "initial.amplitude" in error and "makes the density negative" in error and "largest" in error
+
+
 def test_unreadable_case_files(tmp_path, capsys):
     assert main(["run", str(tmp_path / "absent.toml")]) == 2
     assert "absent.toml" in capsys.readouterr().err
