@@ -7,14 +7,17 @@ import re
 import subprocess
 import sys
 import zlib
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
 import xarray as xr
 
 import sphereflow
+from sphereflow.case import load_case
 from sphereflow.cli import main
 from sphereflow.errors import CaseError, NumericalError, OutputError
+from sphereflow.sessions import judge
 from sphereflow.storage import run_summary
 
 CASE = """
@@ -160,14 +163,37 @@ def test_bad_heads_and_drifts_exit_with_2_and_write_nothing(case, capsys, comman
     assert sorted(case.parent.iterdir()) == there
 
 
-def test_a_run_whose_energy_overflows_ends_with_a_warning(case, capsys):
+@pytest.mark.parametrize("scale", ["2000.0", "1e20"])
+def test_a_run_whose_energy_overflows_ends_with_a_warning(case, capsys, scale):
     """Tokens under logits of norm 2000 move all the same; their energy is no number."""
     tokens = ["--set", "solver={kind='particles',count=5,t_end=0.2,dt=0.1}", "--set", "output.fields=['position']"]
-    heads = ["--set", "heads={initial='identity',scale=2000.0}"]
+    heads = ["--set", f"heads={{initial='identity',scale={scale}}}"]
     assert main(["run", str(case), "--quiet", *tokens, *heads]) == 0
     printed = capsys.readouterr()
     assert "E unknown -> unknown" in printed.out and "complete (warning: energy residual unknown" in printed.err
     assert main(["run", str(case), "--quiet", "--strict", "--force", *tokens, *heads]) == 3
+
+
+OVERFLOWS = [
+    {"energy": [1.0, np.inf, 1.0]},
+    {"energy": [1.0, np.nan, 1.0]},
+    {"edi_residual": [0.0, 0.0, np.inf]},
+    {"energy": [1.0, 1.0, np.inf], "edi_residual": [0.0, 0.0, np.inf]},
+    {"dissipation_integral": [0.0, np.inf, np.inf]},
+]
+
+
+@pytest.mark.parametrize("bad", OVERFLOWS)
+def test_an_overflow_at_any_record_is_told(case, bad):
+    series = {"energy": [1.0, 0.9, 0.8], "mass": [1.0] * 3, "edi_residual": [0.0] * 3, "dissipation_integral": [0.0, 0.1, 0.2]}
+
+    def status(series):
+        return judge(load_case(case), SimpleNamespace(series=lambda name: np.array(series[name])))
+
+    assert status(series) == "complete"
+    assert status(series | bad) == (
+        "complete (warning: energy residual unknown, as energies are beyond the range of floating-point numbers)"
+    )
 
 
 def test_densities_whose_energy_overflows_end_with_the_same_warning(case, capsys):

@@ -62,7 +62,7 @@ def frame_records(run: xr.Dataset, times=None, every: float | None = None) -> li
     if every is not None:
         if not (math.isfinite(every) and every > 0):
             raise CaseError(f"every: {every:g} is not allowed; must be positive")
-        if (t[-1] - t[0]) / every > 1e6:
+        if t[-1] - t[0] > 1e6 * every:
             raise CaseError(f"every: {every:g} asks for more than a million frames")
         slack = SAME_TIME * max(abs(t[0]), abs(t[-1]))
         return nearest_records(run, np.minimum(np.arange(t[0], t[-1] + slack, every), t[-1]))

@@ -245,10 +245,16 @@ def _content(dataset: netCDF4.Dataset, path: Path, being_written: bool):
         return attributes, sizes, {name: values[:complete] for name, values in series.items()}, state
 
 
+def turnover(dissipation_integral: np.ndarray) -> float:
+    """int |P| dt as resolved by the values of int P dt in records; not finite where these have overflowed."""
+    with np.errstate(invalid="ignore"):
+        return float(np.sum(np.abs(np.diff(dissipation_integral))))
+
+
 def _ledger(series: dict[str, np.ndarray]) -> dict[str, float | None]:
     """The conservation and energy entries of `run_summary`."""
     residual = _last(series["edi_residual"])
-    dissipated = float(np.sum(np.abs(np.diff(series["dissipation_integral"]))))
+    dissipated = turnover(series["dissipation_integral"])
     comparable = residual is not None and 0.0 < dissipated < np.inf
     return {
         "mass_drift": _number(np.abs(series["mass"] - 1.0).max(keepdims=True, initial=0.0)[: series["mass"].size]),
