@@ -347,6 +347,8 @@ def test_the_file_of_another_case_is_left_alone(case, scheduler, tmp_path):
     "arguments, code, words",
     [
         (["--members", "0"], 2, "members: 0 is not allowed; must be an integer >= 1"),
+        (["--members", "1" + 30 * "0"], 2, "members: 1" + 30 * "0" + " is not allowed, with 1 variations these are too many"),
+        (["--members", "60000", "--vary", "heads.count=1,2"], 2, "these are too many runs; the product must be <= 100000"),
         (["--vary", "heads.cuont=1,2"], 2, "heads.cuont: unknown key; did you mean count?"),
         (["--vary", "heads.count=1,many"], 2, 'heads.count: "many" is not allowed'),
         (["--vary", "heads.count=1,2,1"], 2, "heads.count=1 is given twice"),

@@ -425,6 +425,13 @@ def test_a_failed_run_with_a_lost_record_is_drawn():
     assert "not finite" in texts(plotting.plot_run(run))
 
 
+@pytest.mark.parametrize("energy", [[np.inf, np.inf], [np.inf, 1.0], [1.0, np.nan]])
+def test_energies_that_have_overflowed_are_left_out_without_a_warning(energy):
+    run = density_run(2)
+    run["energy"] = "t", np.array(energy)
+    drawn(plotting.plot_ledger(run))
+
+
 def test_still_and_empty_runs_of_numbers():
     """No flow at all, uniform density, zero matrices: nothing to show on a logarithmic axis, and no error."""
     run = density_run(3)
@@ -613,7 +620,7 @@ def test_choice_of_frames():
     assert film.frame_records(run, every=100.0) == [0, 200, 400, 600, 800, 1000]
     assert film.frame_records(run, times=[3, 1]) == [6, 2]
     assert film.frame_records(density_run(3), every=0.01) == [0, 1, 2]
-    for arguments in ({"every": 0.0}, {"every": np.nan}, {"every": 1e-9}, {"every": 1.0, "times": [1]}):
+    for arguments in ({"every": 0.0}, {"every": np.nan}, {"every": 1e-9}, {"every": 1e-320}, {"every": 1.0, "times": [1]}):
         with pytest.raises(CaseError, match="every"):
             film.frame_records(run, **arguments)
 

@@ -8,6 +8,7 @@ member m with two.
 """
 
 import itertools
+import math
 import os
 import re
 from collections.abc import Mapping, Sequence
@@ -22,6 +23,7 @@ from sphereflow.harmonics import get_transform
 from sphereflow.runs import build_initial_state, build_tokens, build_weight_path
 
 _SIMPLE = re.compile(r"[A-Za-z0-9.+-]{1,24}")
+MOST_RUNS = 100_000  # all of them are checked before the first one starts
 _LONGEST_NAME = 120
 _SHOWN_ERRORS = 10
 _OWN_KEYS = {
@@ -127,6 +129,12 @@ def plan_ensemble(case, members: int, vary: Mapping[str, Sequence] | None = None
     if isinstance(members, bool) or not isinstance(members, int | np.integer) or members < 1:
         raise CaseError(f"members: {members!r} is not allowed; must be an integer >= 1")
     vary = {str(key): _checked_values(str(key), values) for key, values in (vary or {}).items()}
+    variations = math.prod(len(values) for values in vary.values())
+    if members * variations > MOST_RUNS:
+        raise CaseError(
+            f"members: {members} is not allowed, with {variations} variations these are too many runs; the product must be "
+            f"<= {MOST_RUNS}"
+        )
     read, source = _reader(case)
     runs, problems = [], []
     combinations = list(itertools.product(*(enumerate(values) for values in vary.values())))

@@ -62,7 +62,9 @@ def draw_ledger(axes, run) -> None:
         Must hold `energy`; the other terms are drawn where they are there.
     """
     t, energy = record_times(run), run["energy"].values
-    _line(axes, t, energy - energy[0], color=BLACK, lw=2, label="$E(t) - E(0)$")
+    with np.errstate(invalid="ignore"):  # energies that have overflowed
+        change = energy - energy[0]
+    _line(axes, t, change, color=BLACK, lw=2, label="$E(t) - E(0)$")
     if "weight_work" in run:
         _line(axes, t, run["weight_work"].values, color=BLUE, label="work of the weights $W$")
     if "weight_martingale" in run:
