@@ -12,9 +12,9 @@ from sphereflow.errors import CaseError
 
 LARGEST_NUMBER = 1e100  # squares and quotients of such numbers are numbers, too
 
-# Numbers of 8 bytes that a run holds at least; measured were (as growth of the largest resident size) 38 to 44 per node of a
-# grid, 8 more per inner step, 39 to 50 per token, 23 per head and token handled at a time, all in three dimensions.
-PER_NODE = 30
+# Numbers of 8 bytes that a run holds at least. Measured as the peak of numpy's arrays: 30 to 37 per node of a grid, 7 more per inner
+# step, 25 to 37 per token and 14 to 29 per head and token handled at a time, in three dimensions.
+PER_NODE = 20
 PER_INNER_STEP = 6
 TOKENS_AT_A_TIME = 2**13
 

@@ -228,15 +228,15 @@ FINITE_VOLUME = "solver={kind='finite-volume',t_end=0.2}"
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
-        (["heads.scale=1e300"], "heads.scale: 1e+300 is not allowed; must be between 1e-100 and 1e+100 in size"),
+        (["heads.scale=1e300"], "heads.scale: 1e+300 is not allowed; must be at most 1e+100 in size"),
         (["heads={scale=1e99,matrices=[[[1e9,0,0],[0,1,0],[0,0,1]]]}"], "heads: logit matrices: an entry is 1e+108 in size"),
-        (["heads.scale=1e-320"], "heads.scale: 1e-320 is not allowed"),
         (["heads={file='arrays.npz'}"], "heads: logit matrices: an entry is 1e+300 in size; must be at most 1e+100"),
         (["heads={schedule='ornstein-uhlenbeck',rate=1e9,mean=[[1e99,0,0],[0,1,0],[0,0,1]],noise_var=0}"],
          "heads: rates of the logit matrices: an entry is 1e+108 in size"),
-        (["output.every=1e-320"], "output.every: 1e-320 is not allowed; must be between 1e-100"),
-        (["solver.t_end=1e308"], "solver.t_end: 1e+308 is not allowed; must be between 1e-100"),
-        (["output.checkpoint_every=1e-320"], "output.checkpoint_every: 1e-320 is not allowed"),
+        (["output.every=1e-320"], "output.every: 1e-320 is not allowed; must be at least 1e-100"),
+        (["solver.t_end=1e308"], "solver.t_end: 1e+308 is not allowed; must be at most 1e+100 in size"),
+        (["output.checkpoint_every=1e308"], "output.checkpoint_every: 1e+308 is not allowed; must be at most"),
+        (["solver.t_end=1e-320"], "solver.t_end: 1e-320 is not allowed; must be at least 1e-100"),
     ],
 )  # fmt: skip
 def test_numbers_too_large_to_compute_with_exit_with_2_and_write_nothing(case, capsys, solver, settings, words):
@@ -252,7 +252,7 @@ def test_numbers_too_large_to_compute_with_exit_with_2_and_write_nothing(case, c
 
 
 LARGE = [
-    (FINITE_VOLUME, "grid.nlat=10000000", "grid.nlat: 10000000 is too large for this machine: the run needs at least 4.8"),
+    (FINITE_VOLUME, "grid.nlat=10000000", "grid.nlat: 10000000 is too large for this machine: the run needs at least 3.20e+7 GB"),
     (MOVEMENT, "grid.nlat=10000000", "grid.nlat: 10000000 is too large"),
     (MOVEMENT, "solver.inner_steps=1000000000", "solver.inner_steps: 1000000000 is too large"),
     (PARTICLES, "solver.count=1000000000000", "solver.count: 1000000000000 is too large"),

@@ -79,10 +79,17 @@ def list_of(items, empty=False):
     return BeforeValidator(check)
 
 
-def _of_usual_size(value):
-    """Refuse numbers so large, or so close to 0, that what is computed from them leaves the range of floating point."""
-    if value and not 1 / LARGEST_NUMBER <= abs(value) <= LARGEST_NUMBER:
-        raise not_allowed(f"between {1 / LARGEST_NUMBER:g} and {LARGEST_NUMBER:g} in size, or 0 where that is allowed")
+def _not_huge(value):
+    """Refuse numbers whose squares and products would leave the range of floating point."""
+    if abs(value) > LARGEST_NUMBER:
+        raise not_allowed(f"at most {LARGEST_NUMBER:g} in size")
+    return value
+
+
+def _not_tiny(value):
+    """The same for numbers that others are divided by."""
+    if value < 1 / LARGEST_NUMBER:
+        raise not_allowed(f"at least {1 / LARGEST_NUMBER:g}")
     return value
 
 
@@ -99,13 +106,13 @@ def _possible_name(name):
 
 
 # ---------------------------------------------------------------------------------------------------------- scalars
-_UsualSize = AfterValidator(_of_usual_size)
+_NotHuge, _NotTiny = AfterValidator(_not_huge), AfterValidator(_not_tiny)
 AnyReal = Annotated[float, must_be("a finite number")]
 AnyPositive = Annotated[float, Field(gt=0), must_be("a finite number", "> 0")]
-Real = Annotated[AnyReal, _UsualSize]
-Positive = Annotated[AnyPositive, _UsualSize]
-NonNegative = Annotated[float, Field(ge=0), must_be("a finite number", ">= 0"), _UsualSize]
-Courant = Annotated[float, Field(gt=0, le=1), must_be("a number", "> 0 and <= 1"), _UsualSize]
+Real = Annotated[AnyReal, _NotHuge]
+Positive = Annotated[AnyPositive, _NotHuge, _NotTiny]
+NonNegative = Annotated[float, Field(ge=0), must_be("a finite number", ">= 0"), _NotHuge]
+Courant = Annotated[float, Field(gt=0, le=1), must_be("a number", "> 0 and <= 1"), _NotTiny]
 KernelTolerance = Annotated[float, Field(ge=1e-14, le=1e-2), must_be("a number", ">= 1e-14 and <= 1e-2")]
 Integer = Annotated[int, must_be("an integer")]
 HeadCount = Annotated[int, Field(ge=1, le=MOST_HEADS), must_be("an integer", f">= 1 and <= {MOST_HEADS}")]
