@@ -12,7 +12,7 @@ from sphereflow.errors import CaseError
 
 LARGEST_NUMBER = 1e100  # squares and quotients of such numbers are numbers, too
 
-# Numbers of 8 bytes that a run holds at least. Measured as the peak of numpy's arrays: 30 to 37 per node of a grid, 7 more per inner
+# Numbers of 8 bytes that a run holds at least. Measured (peak of numpy's arrays): 30 to 37 per node of a grid, 7 more per inner
 # step, 25 to 37 per token and 14 to 29 per head and token handled at a time, in three dimensions.
 PER_NODE = 20
 PER_INNER_STEP = 6

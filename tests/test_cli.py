@@ -252,7 +252,7 @@ def test_numbers_too_large_to_compute_with_exit_with_2_and_write_nothing(case, c
 
 
 LARGE = [
-    (FINITE_VOLUME, "grid.nlat=10000000", "grid.nlat: 10000000 is too large for this machine: the run needs at least 3.20e+7 GB"),
+    (FINITE_VOLUME, "grid.nlat=10000000", "10000000 is too large for this machine: the run needs at least 3.20e+7 GB"),
     (MOVEMENT, "grid.nlat=10000000", "grid.nlat: 10000000 is too large"),
     (MOVEMENT, "solver.inner_steps=1000000000", "solver.inner_steps: 1000000000 is too large"),
     (PARTICLES, "solver.count=1000000000000", "solver.count: 1000000000000 is too large"),
