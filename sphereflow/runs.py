@@ -347,11 +347,12 @@ def run_attributes(case: Case, solver) -> dict:
     if particles:
         count, dimension = solver.positions.shape
         what = f"{count} tokens on the sphere S^{dimension - 1}"
+    heads = solver.path.logits.shape[1]
     title = case.title or "Mean-field dynamics of multi-head attention on the sphere"
     return {
         "title": title,
         "summary": f"{what}, velocity model {case.model.velocity} ({case.model.direction}), "
-        f"{solver.path.logits.shape[1]} heads with {case.heads.schedule} weights, by {case.solver.kind}.",
+        f"{heads} head{'s' * (heads != 1)} with {case.heads.schedule} weights, by {case.solver.kind}.",
         "history": history_line(),
         "source": f"sphereflow {__version__}",
         "references": REFERENCES,
