@@ -91,28 +91,40 @@ def cell_means(grid: GaussGrid, values: np.ndarray) -> np.ndarray:
     return out
 
 
+@numba.njit(cache=True, error_model="numpy")
+def row_beyond(q, i, out):
+    """Row i of a field continued through the poles: on the other side the meridians half a turn away, written to `out`."""
+    nlat, nlon = q.shape
+    half = nlon // 2
+    if i < 0:
+        for j in range(half):
+            out[j], out[half + j] = q[-1 - i, half + j], q[-1 - i, j]
+    elif i >= nlat:
+        for j in range(half):
+            out[j], out[half + j] = q[2 * nlat - 1 - i, half + j], q[2 * nlat - 1 - i, j]
+    else:
+        return q[i]
+    return out
+
+
 @numba.njit(cache=True, error_model="numpy", parallel=True)
 def _convert(q, weight, sign, gauss, out):
     """q + sign (G_south - G_north) / w in colatitude, then 1 - sign (second difference) / 24 in longitude."""
     nlat, nlon = q.shape
-    half = nlon // 2
     flux = np.empty((nlat + 1, nlon))
     for k in numba.prange(nlat + 1):
         alpha, beta = weight[k]
+        store, m = np.empty((4, nlon)), np.int64(k)  # in signed arithmetic
+        a, b = row_beyond(q, m - 2, store[0]), row_beyond(q, m - 1, store[1])
+        c, d = row_beyond(q, m, store[2]), row_beyond(q, m + 1, store[3])
         for j in range(nlon):
-            opposite = j + half if j < half else j - half
-            a = q[k - 2, j] if k >= 2 else q[1 - k, opposite]
-            b = q[k - 1, j] if k >= 1 else q[0, opposite]
-            c = q[k, j] if k < nlat else q[nlat - 1, opposite]
-            d = q[k + 1, j] if k + 1 < nlat else q[2 * nlat - 2 - k, opposite]
-            flux[k, j] = alpha * (c - b) + beta * ((d - c) - (b - a))
+            flux[k, j] = alpha * (c[j] - b[j]) + beta * ((d[j] - c[j]) - (b[j] - a[j]))
+    share = sign / 24.0
     for i in numba.prange(nlat):
         scale = sign / gauss[i]
-        row = np.empty(nlon)
+        row = np.empty(nlon + 2)  # with the neighbours of the ends
         for j in range(nlon):
-            row[j] = q[i, j] + scale * (flux[i + 1, j] - flux[i, j])
-        share = sign / 24.0
-        out[i, 0] = row[0] - share * (row[nlon - 1] - 2.0 * row[0] + row[1])
-        for j in range(1, nlon - 1):
-            out[i, j] = row[j] - share * (row[j - 1] - 2.0 * row[j] + row[j + 1])
-        out[i, nlon - 1] = row[nlon - 1] - share * (row[nlon - 2] - 2.0 * row[nlon - 1] + row[0])
+            row[j + 1] = q[i, j] + scale * (flux[i + 1, j] - flux[i, j])
+        row[0], row[nlon + 1] = row[nlon], row[1]
+        for j in range(nlon):
+            out[i, j] = row[j + 1] - share * (row[j] - 2.0 * row[j + 1] + row[j + 2])

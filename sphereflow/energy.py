@@ -15,6 +15,7 @@ import numpy as np
 
 from sphereflow.attention import AttentionFields
 from sphereflow.harmonics import get_transform, inner_product
+from sphereflow.passes import weighted_speed
 
 
 def energy(fields: AttentionFields) -> float:
@@ -40,6 +41,8 @@ def dissipation(fields: AttentionFields, tendency: np.ndarray) -> float:
     transform = get_transform(operator.grid.nlat, lmax, operator.backend, operator.nthreads)
     rate = operator.node_values(tendency)
     expanded = float(inner_product(variation, transform.analysis(rate), lmax))
+    if fields.pointwise_variation is None:
+        return -expanded
     mass_rate = np.where(fields.node_density > 0, rate, 0.0)  # of the mass density that pointwise sums take
     return -expanded - _pointwise_integral(fields, mass_rate)
 
@@ -63,8 +66,8 @@ def ito_power(fields: AttentionFields, noise_var: float) -> float:
 
 def metric_speed_squared(fields: AttentionFields) -> float:
     """G^2 = int b |v|^2 rho."""
-    speed_squared = np.sum(fields.velocity**2, axis=0)
-    return float(fields.grid.integrate(fields.effective_mobility * speed_squared * fields.mass_density))
+    log_mobility = fields.log_effective_mobility.values
+    return weighted_speed(log_mobility, fields.velocity, fields.mass_density, fields.grid.cell_area)
 
 
 def metric_slope_squared(fields: AttentionFields) -> float:

@@ -18,6 +18,7 @@ from functools import lru_cache
 import numba
 import numpy as np
 
+from sphereflow.cells import row_beyond
 from sphereflow.grid import GaussGrid
 
 
@@ -59,6 +60,20 @@ def face_geometry(grid: GaussGrid) -> FaceGeometry:
     return FaceGeometry(np.sin(theta) * grid.dlon, np.diff(nodes)[1:-1], average, node)
 
 
+def joined(east: np.ndarray, south: np.ndarray) -> np.ndarray:
+    """Values at all faces as one vector, for sums of them; not copied if they are parts of one already."""
+    whole = east.base
+    if whole is not None and whole is south.base and whole.ndim == 1 and whole.size == east.size + south.size:
+        return whole
+    return np.concatenate([east.ravel(), south.ravel()])
+
+
+def separate(values: np.ndarray, shape: tuple[int, int]) -> tuple[np.ndarray, np.ndarray]:
+    """The inverse of `joined`: views of the east faces (nlat, nlon) and the faces between rings (nlat + 1, nlon)."""
+    nlat, nlon = shape
+    return values[: nlat * nlon].reshape(nlat, nlon), values[nlat * nlon :].reshape(nlat + 1, nlon)
+
+
 def gradient_at_faces(
     grid: GaussGrid, potential: np.ndarray, mobility: np.ndarray | None, factor: float, bound: float, two_point=False
 ):
@@ -84,7 +99,7 @@ def gradient_at_faces(
     south : ndarray, shape (nlat + 1, nlon)
     """
     geometry = face_geometry(grid)
-    east, south = np.empty(grid.shape), np.empty((grid.nlat + 1, grid.nlon))
+    east, south = separate(np.empty((2 * grid.nlat + 1) * grid.nlon), grid.shape)
     weighted = mobility is not None
     _gradient_at_faces(
         potential, mobility if weighted else potential, weighted, two_point, factor, bound, *_edge_arguments(geometry),
@@ -98,11 +113,9 @@ def _edge_arguments(geometry: FaceGeometry):
 
 
 @numba.njit(cache=True, error_model="numpy", inline="always")
-def _edge_average(p0, p1, b0, b1, weighted):
+def _edge_average(p0, p1, b0, b1):
     """(p1 - p0) / logarithmic mean of b0, b1; the series is used where b1/b0 is near 1."""
     difference = p1 - p0
-    if not weighted:
-        return difference
     s = (b1 - b0) / (b1 + b0)
     if abs(s) < 1e-2:  # log(b1/b0)/(b1-b0) = (2/(b1+b0)) (1 + s^2/3 + s^4/5 + ...)
         q = s * s
@@ -110,40 +123,43 @@ def _edge_average(p0, p1, b0, b1, weighted):
     return difference * np.log(b1 / b0) / (b1 - b0)
 
 
+@numba.njit(cache=True, error_model="numpy")
+def _edge_averages(p0, p1, b0, b1, weighted, scale, out):
+    """scale times `_edge_average`, over rows."""
+    for j in range(len(out)):
+        out[j] = scale * (p1[j] - p0[j])
+    if weighted:
+        for j in range(len(out)):
+            out[j] = scale * _edge_average(p0[j], p1[j], b0[j], b1[j])
+
+
 @numba.njit(cache=True, parallel=True, error_model="numpy")
 def _gradient_at_faces(p, b, weighted, two_point, factor, bound, east_length, south_length, weight, east, south):
     nlat, nlon = p.shape
-    half = nlon // 2
     edges = np.empty((nlat + 1, nlon))
     for k in numba.prange(nlat + 1):
-        scale = factor / south_length[k]
-        for j in range(nlon):
-            opposite = j + half if j < half else j - half
-            if k == 0:
-                edges[k, j] = scale * _edge_average(p[0, opposite], p[0, j], b[0, opposite], b[0, j], weighted)
-            elif k == nlat:
-                edges[k, j] = scale * _edge_average(p[k - 1, j], p[k - 1, opposite], b[k - 1, j], b[k - 1, opposite], weighted)
-            else:
-                edges[k, j] = scale * _edge_average(p[k - 1, j], p[k, j], b[k - 1, j], b[k, j], weighted)
+        store, m = np.empty((4, nlon)), np.int64(k)  # in signed arithmetic
+        p0, p1 = row_beyond(p, m - 1, store[0]), row_beyond(p, m, store[1])
+        b0, b1 = (row_beyond(b, m - 1, store[2]), row_beyond(b, m, store[3])) if weighted else (p0, p1)
+        _edge_averages(p0, p1, b0, b1, weighted, factor / south_length[k], edges[k])
     for k in numba.prange(nlat + 1):
         if k == 0 or k == nlat:
             south[k, :] = 0.0
-        else:
+        elif two_point:
             for j in range(nlon):
-                u = edges[k, j]
-                if not two_point:
-                    u = weight[k, 0] * edges[k - 1, j] + weight[k, 1] * u + weight[k, 2] * edges[k + 1, j]
+                south[k, j] = min(max(edges[k, j], -bound), bound)
+        else:
+            above, here, below = weight[k]
+            for j in range(nlon):
+                u = above * edges[k - 1, j] + here * edges[k, j] + below * edges[k + 1, j]
                 south[k, j] = min(max(u, -bound), bound)
     for i in numba.prange(nlat):
-        scale = factor / east_length[i]
-        g = np.empty(nlon)
+        g = np.empty(nlon + 2)  # with the neighbours of the ends
+        _edge_averages(p[i, :-1], p[i, 1:], b[i, :-1], b[i, 1:], weighted, factor / east_length[i], g[1:nlon])
+        _edge_averages(p[i, -1:], p[i, :1], b[i, -1:], b[i, :1], weighted, factor / east_length[i], g[nlon : nlon + 1])
+        g[0], g[nlon + 1] = g[nlon], g[1]
         for j in range(nlon):
-            k = j + 1 if j + 1 < nlon else 0
-            g[j] = scale * _edge_average(p[i, j], p[i, k], b[i, j], b[i, k], weighted)
-        for j in range(nlon):
-            west = g[j - 1] if j > 0 else g[nlon - 1]
-            other = g[j + 1] if j + 1 < nlon else g[0]
-            u = g[j] if two_point else (26.0 * g[j] - west - other) / 24.0
+            u = g[j + 1] if two_point else (26.0 * g[j + 1] - g[j] - g[j + 2]) * (1.0 / 24.0)
             east[i, j] = min(max(u, -bound), bound)
 
 
@@ -178,9 +194,9 @@ def _divide_by_logarithmic_mean(b, east, south):
     for i in range(nlat):
         for j in range(nlon):
             following = j + 1 if j + 1 < nlon else 0
-            east[i, j] *= _edge_average(0.0, 1.0, b[i, j], b[i, following], True)
+            east[i, j] *= _edge_average(0.0, 1.0, b[i, j], b[i, following])
             if i > 0:
-                south[i, j] *= _edge_average(0.0, 1.0, b[i - 1, j], b[i, j], True)
+                south[i, j] *= _edge_average(0.0, 1.0, b[i - 1, j], b[i, j])
 
 
 def field_at_faces(grid: GaussGrid, field):

@@ -7,6 +7,8 @@ stay in the cache; the result does not depend on the number of threads.
 import numba
 import numpy as np
 
+from sphereflow.cells import row_beyond
+
 ROWS = 16  # rings that one task works on, with row buffers of its own
 
 
@@ -97,27 +99,11 @@ def fluxes(
 
 
 @numba.njit(cache=True, error_model="numpy")
-def _row_beyond(q, i, out):
-    """Row i of a field continued through the poles: on the other side the meridians half a turn away."""
-    nlat, nlon = q.shape
-    half = nlon // 2
-    if i < 0:
-        for j in range(half):
-            out[j], out[half + j] = q[-1 - i, half + j], q[-1 - i, j]
-    elif i >= nlat:
-        for j in range(half):
-            out[j], out[half + j] = q[2 * nlat - 1 - i, half + j], q[2 * nlat - 1 - i, j]
-    else:
-        return q[i]
-    return out
-
-
-@numba.njit(cache=True, error_model="numpy")
 def _meridional_edges(q, k, w, store, out):
     """Fourth-order edge values between rings k-1 and k, from the rings k-2 to k+1."""
     nlon = q.shape[1]
-    a, b = _row_beyond(q, k - 2, store[0]), _row_beyond(q, k - 1, store[1])
-    c, d = _row_beyond(q, k, store[2]), _row_beyond(q, k + 1, store[3])
+    a, b = row_beyond(q, k - 2, store[0]), row_beyond(q, k - 1, store[1])
+    c, d = row_beyond(q, k, store[2]), row_beyond(q, k + 1, store[3])
     w0, w1, w2, w3 = w[0], w[1], w[2], w[3]
     for j in range(nlon):
         out[j] = w0 * a[j] + w1 * b[j] + w2 * c[j] + w3 * d[j]
@@ -161,7 +147,7 @@ def _ring_fluxes(above, below, v, length, rows, flux):
 def _zonal_fluxes(i, q, u, line_from_means, line_from_nodes, spread, length, rows, flux):
     """Fluxes through the east faces of ring i: means along the face in theta, and the covariance of q and u along it."""
     nlat, n = q.shape
-    here, above, below = q[i], _row_beyond(q, i - 1, rows[0]), _row_beyond(q, i + 1, rows[1])
+    here, above, below = q[i], row_beyond(q, i - 1, rows[0]), row_beyond(q, i + 1, rows[1])
     a, b, c = line_from_means[0], line_from_means[1], line_from_means[2]
     d, e, f = line_from_nodes[0], line_from_nodes[1], line_from_nodes[2]
     across, row, west, east = rows[3], rows[4], rows[5], rows[6]
@@ -170,7 +156,7 @@ def _zonal_fluxes(i, q, u, line_from_means, line_from_nodes, spread, length, row
         row[j + 2] = min(max(a * above[j] + b * here[j] + c * below[j], 0.0), 2.0 * here[j])
     across[n] = across[0]
     zonal_edges(row, west, east, n, True)
-    up, down = _row_beyond(u, i - 1, rows[0]), _row_beyond(u, i + 1, rows[1])
+    up, down = row_beyond(u, i - 1, rows[0]), row_beyond(u, i + 1, rows[1])
     up_sign = -1.0 if i == 0 else 1.0  # eastward beyond the pole is westward here
     down_sign = -1.0 if i == nlat - 1 else 1.0
     mid = u[i]

@@ -1,5 +1,7 @@
 """Arithmetic on arrays of the grid in one pass and on all threads, where numpy would take several and make temporaries."""
 
+import math
+
 import numba
 import numpy as np
 
@@ -34,6 +36,27 @@ def masses(new: np.ndarray, middle: np.ndarray, old: np.ndarray, area: np.ndarra
     return float(moved), float(error)
 
 
+def difference(x: np.ndarray, y: np.ndarray) -> np.ndarray:
+    """x - y of one-dimensional arrays."""
+    out = np.empty_like(x)
+    _difference(x, y, out)
+    return out
+
+
+def mass_carried(rate: np.ndarray, area: np.ndarray) -> float:
+    """Mass that a rate of change (nlat, nlon) carries per unit time: half its L1 norm."""
+    rows = np.empty(len(area))
+    _row_sizes(rate, rows)
+    return 0.5 * float(rows @ area)
+
+
+def weighted_speed(log_weight: np.ndarray, velocity: np.ndarray, density: np.ndarray, area: np.ndarray) -> float:
+    """Integral of exp(log_weight) |velocity|^2 density; fields (nlat, nlon), the velocity with two components."""
+    rows = np.empty(len(area))
+    _row_speeds(log_weight, velocity, density, rows)
+    return float(rows @ area)
+
+
 def extremes(values: np.ndarray) -> tuple[float, float]:
     """Smallest and largest value; both NaN if any value is NaN or infinite."""
     rows = np.empty((2, len(values)))
@@ -54,6 +77,12 @@ def _weighted_sum(a, b, c, d, w, x, y, z, out):
 
 
 @numba.njit(cache=True, error_model="numpy", parallel=True)
+def _difference(x, y, out):
+    for i in numba.prange(out.size):
+        out[i] = x[i] - y[i]
+
+
+@numba.njit(cache=True, error_model="numpy", parallel=True)
 def _row_masses(new, middle, old, rows):
     for i in numba.prange(len(new)):
         moved, error = 0.0, 0.0
@@ -61,6 +90,25 @@ def _row_masses(new, middle, old, rows):
             moved += abs(new[i, j] - old[i, j])
             error += abs(new[i, j] - 2.0 * middle[i, j] + old[i, j])
         rows[0, i], rows[1, i] = moved, error
+
+
+@numba.njit(cache=True, error_model="numpy", parallel=True, fastmath={"reassoc", "contract"})
+def _row_sizes(rate, rows):
+    for i in numba.prange(len(rate)):
+        total = 0.0
+        for j in range(rate.shape[1]):
+            total += abs(rate[i, j])
+        rows[i] = total
+
+
+@numba.njit(cache=True, error_model="numpy", parallel=True)
+def _row_speeds(log_weight, velocity, density, rows):
+    for i in numba.prange(len(density)):
+        total = 0.0
+        for j in range(density.shape[1]):
+            speed_squared = velocity[0, i, j] ** 2 + velocity[1, i, j] ** 2
+            total += math.exp(log_weight[i, j]) * speed_squared * density[i, j]
+        rows[i] = total
 
 
 @numba.njit(cache=True, error_model="numpy", parallel=True)

@@ -15,8 +15,9 @@ from sphereflow.attention import AttentionFields, AttentionOperator, Heads
 from sphereflow.diagnostics import DensitySnapshot
 from sphereflow.energy import Ledger
 from sphereflow.errors import NumericalError
+from sphereflow.faces import joined, separate
 from sphereflow.heads import WeightPath
-from sphereflow.passes import extremes, masses
+from sphereflow.passes import difference, extremes, mass_carried, masses
 from sphereflow.prediction import VelocityHistory
 from sphereflow.stepping import StepController, StepResult, arrival, integral_over_step, ssprk3_step, steps_to
 from sphereflow.transport import Transport
@@ -180,7 +181,7 @@ class FiniteVolumeSolver:
         with np.errstate(over="ignore", invalid="ignore"):
             target = self.path.smooth_until(self.t, target)
             if self._predicts:
-                self._velocities.remember(self.t, self._joined_velocity(self.fields))
+                self._velocities.remember(self.t, joined(*self.fields.face_velocity))
             while True:
                 dt = steps_to(self.t, target, self.controller.choose(self._step_bound, self.t, self.step))
                 step = self._try_step(dt, arrival(self.t, dt, target))
@@ -246,7 +247,7 @@ class FiniteVolumeSolver:
                 error = velocities.interpolation_share * error / velocities.prediction_share + velocities.end_share * missed
             if final and error <= tolerance:
                 return step
-            velocities = velocities.with_end(end, self._joined_velocity(fields))
+            velocities = velocities.with_end(end, joined(*fields.face_velocity))
         return None
 
     def _made(self, result: StepResult, dt: float, end: float, first: tuple, *more) -> _Step:
@@ -256,9 +257,9 @@ class FiniteVolumeSolver:
 
     def _missed(self, predicted: np.ndarray, fields: AttentionFields, step: _Step) -> float:
         """Mass that the velocities at the end of a step carry in it beyond the predicted ones, over the mass that it moved."""
-        difference = self._separate(self._joined_velocity(fields) - predicted)
-        rate = self._advection.tendency(fields.density, *difference, 0.0)
-        carried = 0.5 * float(np.abs(rate).sum(axis=1) @ self.operator.grid.cell_area)
+        missed = self._separate(difference(joined(*fields.face_velocity), predicted))
+        rate = self._advection.tendency(fields.density, *missed, 0.0)
+        carried = mass_carried(rate, self.operator.grid.cell_area)
         return step.dt * carried / self.controller.reference(step.moved, step.dt)
 
     def _is_staged(self, end: float) -> bool:
@@ -288,14 +289,9 @@ class FiniteVolumeSolver:
             missed = self._missed(self._velocities.at(step.end), self.fields, step)
             self._velocities.last = step.dt, self._velocities.prediction_share * missed
 
-    def _joined_velocity(self, fields: AttentionFields) -> np.ndarray:
-        """The velocities at all faces as one vector."""
-        return np.concatenate([part.ravel() for part in fields.face_velocity])
-
     def _separate(self, velocity: np.ndarray) -> tuple[np.ndarray, np.ndarray]:
-        """The inverse of `_joined_velocity`: east and south faces."""
-        nlat, nlon = self.operator.grid.shape
-        return velocity[: nlat * nlon].reshape(nlat, nlon), velocity[nlat * nlon :].reshape(nlat + 1, nlon)
+        """East and south faces of velocities that are joined to one vector."""
+        return separate(velocity, self.operator.grid.shape)
 
     def _check(self, density: np.ndarray) -> None:
         """Stop the run at a non-finite or negative density, of a step or of a stage of it."""

@@ -29,6 +29,7 @@ import numpy as np
 from sphereflow.cells import area_weighted_moments, extended_faces
 from sphereflow.fluxes import fluxes, zonal_edges
 from sphereflow.grid import GaussGrid
+from sphereflow.passes import extremes
 
 RING_THRESHOLD = 0.5
 TRIGONOMETRIC_GROUPS = 16
@@ -149,7 +150,7 @@ class Transport:
         if self.reconstruction == "two-point":
             rate = self._largest_outflow(east, south) / cfl
         else:
-            speed = max(east.max(), -east.min(), south.max(), -south.min())
+            speed = max(abs(extreme) for normal in (east, south) for extreme in extremes(normal))
             rate = speed * self.grid.nlat / (cfl * np.pi)
         if self.diffusion > 0:
             zonal, meridional = self._conductance
