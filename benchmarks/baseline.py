@@ -1,6 +1,6 @@
 """The baseline: a CSV file of figures (name, better, value), and the comparison of new ones with it.
 
-The one that is kept has the worse value of two runs on the machine of docs/performance.md.
+The one that is kept has the worst values of three runs on the machine of docs/performance.md.
 """
 
 import csv
