@@ -29,6 +29,7 @@ from sphereflow.limits import LARGEST_NUMBER, require_computable
 
 WEIGHT_SUM_TOLERANCE = 1e-9
 OFF_SPHERE = 1e-6
+_REMEDY = "use a smaller step or smaller matrices"
 
 
 @dataclass(frozen=True, eq=False)
@@ -203,9 +204,6 @@ def _require_weights(weight):
 
 def _tangent(x, vectors):
     return vectors - np.sum(vectors * x, axis=1, keepdims=True) * x
-
-
-_REMEDY = "use a smaller step or smaller matrices"
 
 
 def _lengths(vectors):
