@@ -204,9 +204,9 @@ def _put_down(solver, writer: RunWriter, keeper: Keeper, error: RunInterrupted) 
 
 def _remedy(case: Case) -> str:
     """What makes the energy residual of a run smaller."""
-    if case.solver.kind == "particles" or case.solver.dt is not None:
+    if case.solver.kind == "particles":
         return "a smaller solver.dt"
-    return "a smaller solver.error_tolerance"
+    return f"a smaller solver.{'error_tolerance' if case.solver.dt is None else 'dt'} or a finer grid"
 
 
 def judge(case: Case, writer: RunWriter) -> str:
