@@ -162,3 +162,32 @@ def test_memory_does_not_grow_with_the_number_of_steps(tmp_path):
     print(f"resident {sizes[9]:.1f} MB after 1,000 steps, {sizes[-1]:.1f} MB after 6,000; jumps {change[jumps].round(2)}")
     assert jumps.sum() <= 2 and change[jumps].sum() < INTERNED
     assert change[~jumps].sum() < 500 * PER_RECORD + 1.0  # a leak of 1 kB in each step would be 5 MB
+
+
+RECORDS = """
+import os, sys
+import numpy as np
+from sphereflow.diagnostics import Variable
+from sphereflow.grid import GaussGrid
+from sphereflow.storage.writer import RunWriter
+grid, sizes = GaussGrid(8), []
+variables = [Variable("energy", ("t",), "1", "energy"), Variable("density", ("t", "lat", "lon"), "1", "density")]
+attributes = {"title": "Many records", "sphereflow_case": "", "sphereflow_case_sha256": ""}
+density = np.random.default_rng(0).random(grid.shape)
+with RunWriter.create(sys.argv[1], variables=variables, attributes=attributes, weight_path=None, grid=grid) as writer:
+    for k in range(45_001):
+        writer.append({"t": float(k), "energy": 1.0, "density": density})
+        if k % 1000 == 0:
+            sizes.append(int(open("/proc/self/statm").read().split()[1]) * os.sysconf("SC_PAGE_SIZE") / 1e6)
+print(*sizes)
+"""
+
+
+def test_memory_does_not_grow_with_the_number_of_records(tmp_path):
+    """HDF5 remembers where chunks are until its cache is full, after some 20,000 records of one field; then no more."""
+    command = [sys.executable, "-c", RECORDS, str(tmp_path / "run.nc")]
+    result = subprocess.run(command, capture_output=True, text=True, check=True)
+    sizes = np.array([float(word) for word in result.stdout.split()])
+    print("resident MB after 0, 10,000, 30,000 and 45,000 records:", *(f"{sizes[k]:.1f}" for k in (0, 10, 30, 45)))
+    assert sizes[30] - sizes[0] < 10.0
+    assert sizes[45] - sizes[30] < 0.5  # 15,000 records at 0.38 kB would be 5.7
